@@ -1,0 +1,2 @@
+//! The turnstile binary.
+fn main() {}
