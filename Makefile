@@ -1,0 +1,46 @@
+# Everything a newcomer or CI runs. Each target does its own set-up.
+
+SHELL := /bin/bash
+CARGO ?= cargo
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+TURNSTILE := $(TARGET_DIR)/debug/turnstile
+
+.PHONY: help demo build test lint deny policies bench test-sglang docs setup
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: ## install what the build needs (cmake and a C compiler), once
+	@scripts/setup.sh
+
+build: setup ## build the gateway (debug)
+	$(CARGO) build --locked -p turnstile
+
+demo: setup ## simulated workers, the gateway, and an agent conversation through it, explained
+	$(CARGO) build --locked -p turnstile -p turnstile-tests --bins
+	$(TARGET_DIR)/debug/turnstile-demo
+
+test: setup ## all tests
+	$(CARGO) nextest run --locked --workspace $(NEXTEST_FLAGS) || { \
+	  $(CARGO) nextest --version >/dev/null 2>&1 && exit 1; \
+	  $(CARGO) test --locked --workspace; }
+
+lint: setup ## rustfmt and clippy, warnings are errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+deny: ## licences and advisories of all dependencies
+	@scripts/deny.sh
+
+policies: ## rebuild policies/dist/*.wasm
+	policies/build.sh
+
+bench: setup ## CPU per request beside a plain pingora proxy (release build)
+	$(CARGO) build --release --locked -p turnstile -p turnstile-tests --bins
+	$(TARGET_DIR)/release/turnstile-bench $(BENCH_FLAGS)
+
+test-sglang: build ## the same conversation against a real SGLang on CPU (downloads about 6 GB once)
+	tests/sglang/run.sh
+
+docs: ## rewrite the generated pages in docs/
+	UPDATE_DOCS=1 $(CARGO) nextest run --locked -p turnstile-config -p turnstile -E 'test(docs_are_fresh)'

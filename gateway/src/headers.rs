@@ -1,0 +1,73 @@
+//! Which headers travel: hop-by-hop headers stay on their hop, headers that steer the engine or forge ours stop here.
+
+use http::{HeaderMap, HeaderName, header};
+
+/// Headers that describe one connection (RFC 9110, section 7.6.1), whatever `Connection` says.
+const HOP_BY_HOP: [HeaderName; 7] = [
+    header::CONNECTION,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+const HOP_BY_HOP_NAMES: [&str; 2] = ["keep-alive", "proxy-connection"];
+
+/// Request headers that SGLang obeys and a client must not set, or that only the gateway may set.
+const STEERING_PREFIXES: [&str; 2] = ["x-override-", "x-turnstile-"];
+const STEERING_NAMES: [&str; 2] = ["x-data-parallel-rank", "x-smg-routing-key"];
+
+/// True for a request header that would steer the engine or forge one of ours. Names in a [`HeaderMap`] are lower case.
+pub fn steers(name: &str) -> bool {
+    STEERING_NAMES.contains(&name) || STEERING_PREFIXES.iter().any(|p| name.starts_with(p))
+}
+
+/// True for a header that belongs to one hop. `connection` is the list from [`connection_listed`].
+pub fn is_hop_by_hop(name: &HeaderName, connection: &[HeaderName]) -> bool {
+    HOP_BY_HOP.contains(name) || HOP_BY_HOP_NAMES.contains(&name.as_str()) || connection.contains(name)
+}
+
+/// The header names that `Connection` lists, beyond the fixed ones.
+pub fn connection_listed(headers: &HeaderMap) -> Vec<HeaderName> {
+    headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|token| HeaderName::try_from(token.trim()).ok())
+        .filter(|name| name.as_str() != "close" && name.as_str() != "keep-alive")
+        .collect()
+}
+
+/// True when the client waits for `100 Continue` before it sends its body.
+pub fn expects_continue(headers: &HeaderMap) -> bool {
+    headers.get(header::EXPECT).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use http::HeaderValue;
+
+    #[test]
+    fn headers_named_by_connection_belong_to_the_hop() {
+        let mut headers = HeaderMap::new();
+        headers.append("connection", HeaderValue::from_static("keep-alive, X-Private"));
+        headers.append("connection", HeaderValue::from_static("close"));
+        let listed = connection_listed(&headers);
+        assert_eq!(listed, vec![HeaderName::from_static("x-private")]);
+        assert!(is_hop_by_hop(&HeaderName::from_static("x-private"), &listed));
+        assert!(is_hop_by_hop(&HeaderName::from_static("keep-alive"), &[]));
+        assert!(!is_hop_by_hop(&HeaderName::from_static("content-type"), &listed));
+    }
+
+    #[test]
+    fn engine_steering_and_forged_headers_are_recognised() {
+        for name in ["x-override-rid", "x-turnstile-worker", "x-data-parallel-rank"] {
+            assert!(steers(name), "{name}");
+        }
+        assert!(!steers("x-request-id"));
+    }
+}

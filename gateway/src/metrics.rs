@@ -1,0 +1,293 @@
+//! The one registry of metrics, and the table that documents them.
+//!
+//! Label values come from closed sets: routes, pools, workers of the configuration, plugins of the configuration, error
+//! codes, reasons. Nothing a client sends becomes a label.
+
+use prometheus::core::Collector;
+use prometheus::{
+    Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+/// Seconds, from a millisecond to ten minutes.
+const LATENCY_BUCKETS: &[f64] =
+    &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
+const ITL_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+const TOKEN_BUCKETS: &[f64] =
+    &[0.0, 64.0, 256.0, 1024.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 262144.0, 1048576.0];
+
+/// One metric's name, kind, labels and meaning, for the documentation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Described {
+    /// Full name.
+    pub name: String,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    /// Label names.
+    pub labels: Vec<&'static str>,
+    /// Meaning and unit.
+    pub help: String,
+}
+
+/// All metrics of the gateway.
+pub struct Metrics {
+    registry: Registry,
+    described: Vec<Described>,
+    /// Requests ended, by route, pool and status.
+    pub requests: IntCounterVec,
+    /// Requests in progress by route.
+    pub in_progress: IntGaugeVec,
+    /// Refusals of our own by error code.
+    pub refusals: IntCounterVec,
+    /// Seconds from the end of the request body to the first byte of the answer.
+    pub ttft: HistogramVec,
+    /// Seconds between content events of a stream.
+    pub itl: HistogramVec,
+    /// Seconds a turn took in all.
+    pub duration: HistogramVec,
+    /// Waiting turns.
+    pub queue_depth: IntGaugeVec,
+    /// Seconds waited in the queue.
+    pub queue_wait: HistogramVec,
+    /// Turns that left the queue, by result.
+    pub queue_left: IntCounterVec,
+    /// Placements by worker and reason.
+    pub decisions: IntCounterVec,
+    /// Writes of policies that were dropped, by plugin and cause.
+    pub decision_faults: IntCounterVec,
+    /// Attempts on workers, by worker and result.
+    pub attempts: IntCounterVec,
+    /// Live sessions by mode.
+    pub sessions: IntGaugeVec,
+    /// Sessions ended, by mode and cause.
+    pub sessions_ended: IntCounterVec,
+    /// Side requests by kind and result.
+    pub side_requests: IntCounterVec,
+    /// Side requests waiting.
+    pub side_queue: IntGauge,
+    /// Prompt tokens by source: predicted cached, reported cached, total.
+    pub prompt_tokens: IntCounterVec,
+    /// Absolute error of the cached-token prediction, tokens.
+    pub prediction_error: HistogramVec,
+    /// Completion tokens.
+    pub completion_tokens: IntCounterVec,
+    /// Calls into plugins.
+    pub plugin_calls: IntCounterVec,
+    /// Seconds spent in plugins.
+    pub plugin_seconds: prometheus::CounterVec,
+    /// Faults of plugins by kind.
+    pub plugin_faults: IntCounterVec,
+    /// The generation that serves.
+    pub generation: IntGauge,
+    /// Reloads by result.
+    pub reloads: IntCounterVec,
+    /// State of workers, 1 for the present one.
+    pub worker_state: IntGaugeVec,
+    /// Numbers about workers by field.
+    pub worker: GaugeVec,
+    /// Ignored hints by cause.
+    pub ignored_hints: IntCounterVec,
+}
+
+struct Builder {
+    registry: Registry,
+    described: Vec<Described>,
+}
+
+impl Builder {
+    fn note(&mut self, name: &str, kind: &'static str, labels: &[&'static str], help: &str) {
+        self.described.push(Described { name: name.into(), kind, labels: labels.to_vec(), help: help.into() });
+    }
+
+    fn keep<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> prometheus::Result<C> {
+        let collector = made?;
+        self.registry.register(Box::new(collector.clone()))?;
+        Ok(collector)
+    }
+
+    fn counter(&mut self, name: &str, help: &str, labels: &[&'static str]) -> prometheus::Result<IntCounterVec> {
+        self.note(name, "counter", labels, help);
+        self.keep(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    fn gauges(&mut self, name: &str, help: &str, labels: &[&'static str]) -> prometheus::Result<IntGaugeVec> {
+        self.note(name, "gauge", labels, help);
+        self.keep(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn gauge(&mut self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+        self.note(name, "gauge", &[], help);
+        self.keep(IntGauge::new(name, help))
+    }
+
+    fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        labels: &[&'static str],
+        buckets: &[f64],
+    ) -> prometheus::Result<HistogramVec> {
+        self.note(name, "histogram", labels, help);
+        self.keep(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels))
+    }
+}
+
+impl Metrics {
+    /// A fresh registry.
+    ///
+    /// # Errors
+    /// Only when two metrics share a name, which a test excludes.
+    pub fn new() -> prometheus::Result<Self> {
+        let mut b = Builder { registry: Registry::new(), described: Vec::new() };
+        let plugin_seconds_help = "Seconds of CPU spent inside a plugin's callbacks";
+        b.note("turnstile_plugin_seconds_total", "counter", &["plugin"], plugin_seconds_help);
+        let plugin_seconds = b.keep(prometheus::CounterVec::new(
+            Opts::new("turnstile_plugin_seconds_total", plugin_seconds_help),
+            &["plugin"],
+        ))?;
+        let worker_help = "A number about a worker; field is in_flight, running, waiting, max_running, kv_used_tokens, \
+             kv_capacity_tokens, waiting_uncached_tokens, prefill_tokens_per_s, ttft_ms, itl_ms, index_blocks";
+        b.note("turnstile_worker", "gauge", &["worker", "field"], worker_help);
+        let worker = b.keep(GaugeVec::new(Opts::new("turnstile_worker", worker_help), &["worker", "field"]))?;
+        Ok(Self {
+            requests: b.counter(
+                "turnstile_requests_total",
+                "Requests ended, by route, pool and HTTP status (499: the client left first)",
+                &["route", "pool", "status"],
+            )?,
+            in_progress: b.gauges("turnstile_requests_in_progress", "Requests being served", &["route"])?,
+            refusals: b.counter(
+                "turnstile_refusals_total",
+                "Answers the gateway gave on its own account, by error code",
+                &["code"],
+            )?,
+            ttft: b.histogram(
+                "turnstile_ttft_seconds",
+                "Seconds from the end of the request body to the first event of the answer, queue included",
+                &["route", "pool"],
+                LATENCY_BUCKETS,
+            )?,
+            itl: b.histogram(
+                "turnstile_itl_seconds",
+                "Mean seconds between content events of one stream",
+                &["route", "pool"],
+                ITL_BUCKETS,
+            )?,
+            duration: b.histogram(
+                "turnstile_request_seconds",
+                "Seconds from the request's head to the last byte of the answer",
+                &["route", "pool"],
+                LATENCY_BUCKETS,
+            )?,
+            queue_depth: b.gauges("turnstile_queue_depth", "Turns waiting for a worker", &["pool"])?,
+            queue_wait: b.histogram(
+                "turnstile_queue_wait_seconds",
+                "Seconds a turn waited in the queue (turns that did not wait are not counted)",
+                &["pool"],
+                LATENCY_BUCKETS,
+            )?,
+            queue_left: b.counter(
+                "turnstile_queue_left_total",
+                "Turns that left the queue: dispatched, expired, client_gone, or were refused: full",
+                &["pool", "result"],
+            )?,
+            decisions: b.counter(
+                "turnstile_decisions_total",
+                "Placements, by worker and reason: bound, moved, cached, least_cost, policy, only_candidate, fallback, \
+                 retry",
+                &["worker", "reason"],
+            )?,
+            decision_faults: b.counter(
+                "turnstile_decision_faults_total",
+                "Decisions of policies that were dropped, by plugin and cause",
+                &["plugin", "cause"],
+            )?,
+            attempts: b.counter(
+                "turnstile_attempts_total",
+                "Attempts on workers, by worker and result: ok, client_gone, connect, timeout, broken, status_5xx, \
+                 overloaded, error_event, cut",
+                &["worker", "result"],
+            )?,
+            sessions: b.gauges("turnstile_sessions", "Live sessions, by mode", &["mode"])?,
+            sessions_ended: b.counter(
+                "turnstile_sessions_ended_total",
+                "Engine sessions closed and sessions dropped, by mode and cause",
+                &["mode", "cause"],
+            )?,
+            side_requests: b.counter(
+                "turnstile_side_requests_total",
+                "Requests of the gateway to workers, by kind (open_session, close_session, prefill, abort) and result \
+                 (ok, failed, retried, skipped, cancelled, dropped)",
+                &["kind", "result"],
+            )?,
+            side_queue: b.gauge("turnstile_side_queue_depth", "Side requests waiting")?,
+            prompt_tokens: b.counter(
+                "turnstile_prompt_tokens_total",
+                "Prompt tokens of turns whose worker reported usage: kind is prompt, cached_predicted or cached_reported",
+                &["worker", "kind"],
+            )?,
+            prediction_error: b.histogram(
+                "turnstile_cached_prediction_error_tokens",
+                "Absolute difference between predicted and reported cached tokens of a turn",
+                &["worker"],
+                TOKEN_BUCKETS,
+            )?,
+            completion_tokens: b.counter(
+                "turnstile_completion_tokens_total",
+                "Completion tokens reported by workers",
+                &["worker"],
+            )?,
+            plugin_calls: b.counter("turnstile_plugin_calls_total", "Callbacks run", &["plugin"])?,
+            plugin_seconds,
+            plugin_faults: b.counter(
+                "turnstile_plugin_faults_total",
+                "Faults of plugins, by kind: trap, deadline, memory, unavailable",
+                &["plugin", "kind"],
+            )?,
+            generation: b.gauge("turnstile_generation", "Number of the generation that serves new requests")?,
+            reloads: b.counter("turnstile_reloads_total", "Reloads, by result: ok, failed, unchanged", &["result"])?,
+            worker_state: b.gauges(
+                "turnstile_worker_state",
+                "1 for the state a worker is in: starting, ready, unhealthy, draining",
+                &["worker", "state"],
+            )?,
+            worker,
+            ignored_hints: b.counter(
+                "turnstile_ignored_hints_total",
+                "Hints ignored, by cause: unknown_key, bad_header, unsupported",
+                &["cause"],
+            )?,
+            registry: b.registry,
+            described: b.described,
+        })
+    }
+
+    /// The table of all metrics, sorted by name.
+    pub fn described(&self) -> Vec<Described> {
+        let mut all = self.described.clone();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// The text exposition format.
+    pub fn render(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut out) {
+            tracing::error!(%error, "metrics could not be encoded");
+        }
+        out
+    }
+
+    /// `docs/metrics.md`.
+    pub fn document(&self) -> String {
+        let mut text = String::from(
+            "# Metrics\n\nServed in the Prometheus text format at `GET /metrics` of the admin listener. Label values come \
+             from closed sets (routes, pools, workers and plugins of the configuration, codes of this page); nothing a \
+             client sends becomes a label. Plugins may define metrics of their own; those appear as \
+             `turnstile_plugin_custom{plugin,name}`.\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n",
+        );
+        for m in self.described() {
+            text.push_str(&format!("| `{}` | {} | {} | {} |\n", m.name, m.kind, m.labels.join(", "), m.help));
+        }
+        text
+    }
+}

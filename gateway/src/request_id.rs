@@ -1,0 +1,44 @@
+//! Request ids: the client's `x-request-id` where it is sane, else one of ours; and the engine's `rid`, one per attempt.
+
+/// The longest `x-request-id` kept, in bytes.
+pub const MAX_LEN: usize = 128;
+
+/// 128 random bits as 32 hex digits.
+pub fn random_hex() -> String {
+    format!("{:032x}", random_u128())
+}
+
+/// 128 random bits.
+pub fn random_u128() -> u128 {
+    let mut bytes = [0u8; 16];
+    if getrandom::fill(&mut bytes).is_err() {
+        // The kernel refused entropy; a time-based id is still unique in this process.
+        return (u128::from(crate::clock::unix_ms()) << 64) | u128::from(crate::clock::now_ms());
+    }
+    u128::from_le_bytes(bytes)
+}
+
+/// The id a request goes by: the client's, when it is at most [`MAX_LEN`] visible ASCII characters, else a fresh one.
+pub fn choose(client: Option<&[u8]>) -> String {
+    match client {
+        Some(id) if !id.is_empty() && id.len() <= MAX_LEN && id.iter().all(|b| b.is_ascii_graphic()) => {
+            String::from_utf8_lossy(id).into_owned()
+        }
+        _ => random_hex(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sane_client_id_is_kept_and_an_odd_one_replaced() {
+        assert_eq!(choose(Some(b"abc-123")), "abc-123");
+        for odd in [&b""[..], b"has space", b"new\nline", &[b'a'; MAX_LEN + 1], b"\xff"] {
+            let id = choose(Some(odd));
+            assert_eq!(id.len(), 32, "{odd:?}");
+        }
+        assert_ne!(choose(None), choose(None));
+    }
+}

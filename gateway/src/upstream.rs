@@ -1,0 +1,214 @@
+//! Connections to workers: pingora's connector, the target of one worker, and small whole exchanges for probes and side
+//! requests. The forwarding leg uses the same connector, so all share one pool of connections.
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderValue;
+use pingora_core::connectors::http::Connector;
+use pingora_core::protocols::ALPN;
+use pingora_core::protocols::http::client::HttpSession;
+use pingora_core::upstreams::peer::HttpPeer;
+use pingora_http::RequestHeader;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Where and how one worker is reached.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// pingora's description of the connection.
+    pub peer: HttpPeer,
+    /// `host:port`, for the `Host` header.
+    pub authority: HeaderValue,
+    /// `Authorization` for the worker, when the pool or worker has an API key.
+    pub authorization: Option<HeaderValue>,
+    /// Put before every path; empty for most workers.
+    pub base_path: String,
+}
+
+/// Time limits of one connection.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionLimits {
+    /// Time to connect, TLS included.
+    pub connect: Duration,
+    /// How long an idle connection is kept. Below the 5 s after which SGLang closes it.
+    pub idle: Duration,
+}
+
+impl Target {
+    /// A target at a resolved address.
+    pub fn new(address: SocketAddr, host: &str, tls: bool, h2c: bool, limits: ConnectionLimits) -> Self {
+        let mut peer = HttpPeer::new(address, tls, if tls { host.to_owned() } else { String::new() });
+        peer.options.connection_timeout = Some(limits.connect);
+        peer.options.total_connection_timeout = Some(limits.connect);
+        peer.options.idle_timeout = Some(limits.idle);
+        peer.options.alpn = match (tls, h2c) {
+            (false, false) => ALPN::H1,
+            (false, true) => ALPN::H2,
+            (true, _) => ALPN::H2H1,
+        };
+        peer.options.max_h2_streams = 100;
+        let shown = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() };
+        let authority = HeaderValue::try_from(format!("{shown}:{}", address.port()))
+            .unwrap_or_else(|_| HeaderValue::from_static("worker"));
+        Self { peer, authority, authorization: None, base_path: String::new() }
+    }
+
+    /// A request header for this worker with `Host`, authorization and framing set.
+    ///
+    /// # Errors
+    /// When the path cannot stand in a request line.
+    pub fn request(&self, method: &str, path: &str, body_len: Option<usize>) -> Result<RequestHeader, ExchangeError> {
+        let full = if self.base_path.is_empty() { path.to_owned() } else { format!("{}{path}", self.base_path) };
+        let mut header = RequestHeader::build(method, full.as_bytes(), Some(8)).map_err(ExchangeError::from)?;
+        header.insert_header("host", self.authority.clone()).map_err(ExchangeError::from)?;
+        if let Some(authorization) = &self.authorization {
+            header.insert_header("authorization", authorization.clone()).map_err(ExchangeError::from)?;
+        }
+        if let Some(len) = body_len {
+            header.insert_header("content-type", "application/json").map_err(ExchangeError::from)?;
+            header.insert_header("content-length", len.to_string()).map_err(ExchangeError::from)?;
+        }
+        Ok(header)
+    }
+}
+
+/// What a whole exchange brought.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    /// HTTP status.
+    pub status: u16,
+    /// Body, at most the limit given.
+    pub body: Bytes,
+}
+
+impl Reply {
+    /// 2xx.
+    pub fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+}
+
+/// Why an exchange with a worker failed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ExchangeError {
+    /// The worker's name is not resolved.
+    #[error("the worker's address is not known yet")]
+    Unresolved,
+    /// No connection, or it broke.
+    #[error("{0}")]
+    Connection(String),
+    /// Over the time given.
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+    /// The answer is larger than it may be.
+    #[error("the answer is larger than {0} bytes")]
+    TooLarge(usize),
+}
+
+impl From<Box<pingora_core::Error>> for ExchangeError {
+    fn from(error: Box<pingora_core::Error>) -> Self {
+        ExchangeError::Connection(describe(&error))
+    }
+}
+
+/// A pingora error in a few words, without its back trace of contexts.
+pub fn describe(error: &pingora_core::Error) -> String {
+    match (&error.context, &error.cause) {
+        (Some(context), Some(cause)) => format!("{} ({}): {cause}", error.etype().as_str(), context.as_str()),
+        (Some(context), None) => format!("{} ({})", error.etype().as_str(), context.as_str()),
+        (None, Some(cause)) => format!("{}: {cause}", error.etype().as_str()),
+        (None, None) => error.etype().as_str().to_owned(),
+    }
+}
+
+/// The connector shared by everything that talks to workers.
+pub struct Upstream {
+    connector: Connector,
+}
+
+impl Default for Upstream {
+    fn default() -> Self {
+        Self { connector: Connector::new(None) }
+    }
+}
+
+impl Upstream {
+    /// A connection to the worker: pooled (`true`) or new.
+    ///
+    /// # Errors
+    /// What pingora says when it cannot connect.
+    pub async fn connect(&self, target: &Target) -> pingora_core::Result<(HttpSession, bool)> {
+        self.connector.get_http_session(&target.peer).await
+    }
+
+    /// Gives a connection back after its response was read to the end.
+    pub async fn release(&self, target: &Target, session: HttpSession) {
+        let idle = target.peer.options.idle_timeout;
+        self.connector.release_http_session(session, &target.peer, idle).await;
+    }
+
+    /// One whole exchange. A pooled connection that turns out dead before any byte of the answer is replaced once.
+    ///
+    /// # Errors
+    /// See [`ExchangeError`].
+    pub async fn exchange(
+        &self,
+        target: &Target,
+        method: &str,
+        path: &str,
+        body: Option<Bytes>,
+        timeout: Duration,
+        max_body: usize,
+    ) -> Result<Reply, ExchangeError> {
+        let run = async {
+            loop {
+                let header = target.request(method, path, body.as_ref().map(Bytes::len))?;
+                let (mut session, reused) = self.connect(target).await?;
+                match Self::once(&mut session, header, body.clone(), max_body).await {
+                    Ok(reply) => {
+                        self.release(target, session).await;
+                        return Ok(reply);
+                    }
+                    Err((_, false)) if reused => {}
+                    Err((error, _)) => return Err(error),
+                }
+            }
+        };
+        match tokio::time::timeout(timeout, run).await {
+            Ok(result) => result,
+            Err(_) => Err(ExchangeError::Timeout(timeout)),
+        }
+    }
+
+    /// The flag in the error tells whether any byte of an answer arrived.
+    async fn once(
+        session: &mut HttpSession,
+        header: RequestHeader,
+        body: Option<Bytes>,
+        max_body: usize,
+    ) -> Result<Reply, (ExchangeError, bool)> {
+        let silent = |e: Box<pingora_core::Error>| (ExchangeError::from(e), false);
+        session.write_request_header(Box::new(header)).await.map_err(silent)?;
+        if let Some(body) = body
+            && !body.is_empty()
+        {
+            session.write_request_body(body, true).await.map_err(silent)?;
+        }
+        session.finish_request_body().await.map_err(silent)?;
+        let status = loop {
+            session.read_response_header().await.map_err(silent)?;
+            let status = session.response_header().map_or(0, |h| h.status.as_u16());
+            if !(100..200).contains(&status) || status == 101 {
+                break status;
+            }
+        };
+        let mut collected = BytesMut::new();
+        while let Some(chunk) = session.read_response_body().await.map_err(|e| (ExchangeError::from(e), true))? {
+            if collected.len().saturating_add(chunk.len()) > max_body {
+                session.shutdown().await;
+                return Err((ExchangeError::TooLarge(max_body), true));
+            }
+            collected.extend_from_slice(&chunk);
+        }
+        Ok(Reply { status, body: collected.freeze() })
+    }
+}

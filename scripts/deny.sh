@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Licences always; advisories when their database can be had (it is a git repository, which closed networks may refuse).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if ! command -v cargo-deny >/dev/null; then
+  cargo install --locked --quiet cargo-deny --version 0.20.2
+fi
+cargo deny --locked check licenses bans sources
+if timeout 60 cargo deny --locked fetch db >/dev/null 2>&1; then
+  cargo deny --locked check advisories
+else
+  echo "advisories: the database could not be fetched, not checked"
+fi
