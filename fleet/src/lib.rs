@@ -1,1 +1,8 @@
-//! Turnstile.
+//! The decisions of Turnstile: turns, identity, prefix index, cost, sessions, queue.
+//!
+//! Everything here is pure: no IO, no clock of its own (time is a `now_ms` argument, milliseconds since process start),
+//! no threads, no async. The same input gives the same output, so tests, replay and simulation run the shipped code.
+
+#![forbid(unsafe_code)]
+
+pub mod ids;
