@@ -1,0 +1,111 @@
+//! Sends a turn to the worker that will serve it soonest, and a session back to its worker unless another is cheaper.
+
+mod choose;
+mod cost;
+
+pub use choose::{Choice, Question, Why, choose};
+pub use cost::{Cost, Options};
+use turnstile_policy::{Counter, Decision, Policy, Route, SessionMode, Setup, Turn, Worker, WorkerName};
+
+/// The policy.
+pub struct KvAffinity {
+    cost: Cost,
+    margin_ms: f64,
+    margin_ratio: f64,
+    fallbacks: usize,
+    scores: usize,
+    counters: Counters,
+}
+
+/// One counter for each [`Why`], and one for turns without any candidate.
+struct Counters {
+    bound: Counter,
+    moved_cheaper: Counter,
+    moved_lost: Counter,
+    cached: Counter,
+    least_cost: Counter,
+    no_candidate: Counter,
+}
+
+// === impl KvAffinity ===
+
+impl KvAffinity {
+    fn question<'w>(&self, turn: &Turn<'_>, workers: &'w [Worker]) -> Question<'w> {
+        let bound = workers.iter().any(Worker::is_bound);
+        Question {
+            workers,
+            prompt_tokens: turn.prompt_tokens().unwrap_or(0),
+            seed: turn.affinity_hash().unwrap_or(0),
+            // Worth a read only when there is something to stay with.
+            pinned: bound && turn.session_mode() == Some(SessionMode::Stream),
+            margin_ms: self.margin_ms,
+            margin_ratio: self.margin_ratio,
+            keep: self.fallbacks.max(self.scores.saturating_sub(1)),
+        }
+    }
+
+    fn counter(&self, why: &Why) -> Counter {
+        match why {
+            Why::Bound => self.counters.bound,
+            Why::MovedCheaper { .. } => self.counters.moved_cheaper,
+            Why::MovedLost(_) => self.counters.moved_lost,
+            Why::Cached { .. } => self.counters.cached,
+            Why::LeastCost => self.counters.least_cost,
+        }
+    }
+}
+
+impl Policy for KvAffinity {
+    type Options = Options;
+
+    fn new(options: Options, setup: &mut Setup<'_>) -> Result<Self, String> {
+        options.check()?;
+        Ok(KvAffinity {
+            cost: options.cost(),
+            margin_ms: options.margin_ms,
+            margin_ratio: options.margin_ratio,
+            fallbacks: options.fallbacks,
+            scores: options.scores,
+            counters: Counters {
+                bound: setup.counter("kv_affinity_bound_total"),
+                moved_cheaper: setup.counter("kv_affinity_moved_cheaper_total"),
+                moved_lost: setup.counter("kv_affinity_moved_lost_total"),
+                cached: setup.counter("kv_affinity_cached_total"),
+                least_cost: setup.counter("kv_affinity_least_cost_total"),
+                no_candidate: setup.counter("kv_affinity_no_candidate_total"),
+            },
+        })
+    }
+}
+
+impl Route for KvAffinity {
+    fn route(&mut self, turn: &Turn<'_>) -> Decision {
+        let Some(table) = turn.workers() else { return Decision::none() };
+        let mut workers: Vec<Worker> = table.iter().collect();
+        // The flags say what the gateway excluded; what an earlier policy of this chain excluded stands in its decision.
+        let excluded = turn.excluded();
+        for worker in &mut workers {
+            if excluded.contains(&WorkerName::Index(worker.index)) {
+                *worker = worker.with_flags(worker.is_bound(), worker.is_at_limit(), true);
+            }
+        }
+        let question = self.question(turn, &workers);
+        let Some(choice) = choose(&question, &self.cost) else {
+            turn.count(self.counters.no_candidate);
+            return Decision::none();
+        };
+        turn.count(self.counter(&choice.why));
+        let scores = std::iter::once((choice.target, choice.cost_ms)).chain(choice.others.iter().copied());
+        Decision::none()
+            .target(choice.target)
+            .fallbacks(choice.others.iter().take(self.fallbacks).map(|(index, _)| *index))
+            .scores(scores.take(self.scores))
+            .reason(choice.why.to_string())
+    }
+}
+
+turnstile_policy::route!(KvAffinity);
+
+#[cfg(test)]
+#[path = "policy_tests.rs"]
+mod tests;

@@ -1,0 +1,96 @@
+//! What happens to the session of a turn, from what the client said and whether the session lives.
+
+use serde::Deserialize;
+use turnstile_policy::{SessionAction, SessionMode};
+
+/// The plugin's configuration table.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Bind turns that name a session (in a header, say) without asking for anything.
+    pub bind_identified: bool,
+    /// Idle timeout of a session whose client gave none, seconds.
+    pub default_ttl_s: u64,
+    /// Longest idle timeout a client may ask for, seconds.
+    pub max_ttl_s: u64,
+    /// How `open` takes part in the engine: `auto`, `affinity`, `tag` or `stream`.
+    pub open_mode: String,
+}
+
+/// What is known about a turn.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Request {
+    /// What the client asked for.
+    pub action: Option<SessionAction>,
+    /// The session's id, as the client wrote it.
+    pub session_id: Option<String>,
+    /// The idle timeout the client asked for, seconds.
+    pub timeout_s: Option<u64>,
+    /// The session lives already.
+    pub live: bool,
+}
+
+/// What becomes of the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Binding {
+    /// The action.
+    pub action: SessionAction,
+    /// The idle timeout to set, seconds; `None` leaves a live session's as it is.
+    pub ttl_s: Option<u64>,
+    /// The mode to set; `None` leaves a live session's as it is.
+    pub mode: Option<SessionMode>,
+}
+
+// === impl Options ===
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { bind_identified: true, default_ttl_s: 300, max_ttl_s: 86_400, open_mode: "auto".to_owned() }
+    }
+}
+
+impl Options {
+    /// Refuses what no session could be kept with.
+    ///
+    /// # Errors
+    /// Names the option that is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        if self.default_ttl_s == 0 {
+            return Err("option `default_ttl_s`: a session needs at least 1 second".to_owned());
+        }
+        if self.max_ttl_s < self.default_ttl_s {
+            return Err(format!("option `max_ttl_s`: {} is below default_ttl_s, {}", self.max_ttl_s, self.default_ttl_s));
+        }
+        match SessionMode::from_text(&self.open_mode) {
+            Some(_) => Ok(()),
+            None => Err(format!("option `open_mode`: `{}` is none of auto, affinity, tag, stream", self.open_mode)),
+        }
+    }
+
+    fn open_mode(&self) -> SessionMode {
+        SessionMode::from_text(&self.open_mode).unwrap_or(SessionMode::Auto)
+    }
+}
+
+/// Decides. `None`: the turn has no session, or none that is to be kept.
+///
+/// Mode and timeout are set when a session is made. On a live one a client's new timeout is taken, and nothing else
+/// changes: opening twice is one session, and a bare turn must not turn an open session into a bound one.
+pub fn decide(request: &Request, options: &Options) -> Option<Binding> {
+    request.session_id.as_ref()?;
+    let asked = request.timeout_s.map(|seconds| seconds.clamp(1, options.max_ttl_s));
+    let ttl_s = if request.live { asked } else { Some(asked.unwrap_or(options.default_ttl_s)) };
+    let kept = |action, new_mode| Binding { action, ttl_s, mode: if request.live { None } else { Some(new_mode) } };
+    match request.action {
+        Some(SessionAction::Open) => Some(Binding { mode: Some(options.open_mode()), ..kept(SessionAction::Open, options.open_mode()) }),
+        Some(SessionAction::Bind) => Some(kept(SessionAction::Bind, SessionMode::Affinity)),
+        Some(SessionAction::Close) => Some(Binding { action: SessionAction::Close, ttl_s: None, mode: None }),
+        Some(SessionAction::Release | SessionAction::Nothing) => None,
+        None if request.live || options.bind_identified => Some(kept(SessionAction::Bind, SessionMode::Affinity)),
+        None => None,
+    }
+}
+
+#[cfg(test)]
+#[path = "bind_tests.rs"]
+mod tests;
