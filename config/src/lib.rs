@@ -1,1 +1,95 @@
-//! Turnstile.
+//! Configuration of Turnstile: the TOML file, its types and defaults, validation with exact places, JSON schema and
+//! the generated reference.
+//!
+//! The types are the only source of truth. Their documentation comments, defaults and range attributes become the JSON
+//! schema; the schema is what a file is checked against, what the reference page is written from, and what says whether
+//! a key takes effect on reload.
+//!
+//! ```
+//! let text = "[[pools]]\nworkers = [\"http://127.0.0.1:30000\"]\n";
+//! let config = turnstile_config::Config::parse(text, "turnstile.toml", std::path::Path::new("."))?;
+//! assert_eq!(config.pools[0].workers[0].id, "127.0.0.1:30000");
+//!
+//! let errors = turnstile_config::Config::parse("[admision]\n", "turnstile.toml", std::path::Path::new(".")).unwrap_err();
+//! assert_eq!(errors.problems[0].to_string(), "1:2: admision: unknown key, did you mean `admission`?");
+//! # Ok::<(), turnstile_config::Errors>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod admission;
+mod byte_size;
+mod header_name;
+mod listener;
+mod logging;
+mod plugin;
+mod pool;
+mod secret;
+mod session;
+mod upstream;
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use admission::{Admission, OverloadStatus, Prefill, Routing};
+pub use byte_size::ByteSize;
+pub use header_name::HeaderName;
+pub use listener::{Admin, Listener};
+pub use logging::{AccessLog, Level, LogFormat, Logging, State};
+pub use plugin::{BuiltIn, OnError, Phase, Plugin, PluginSource};
+pub use pool::{Pool, Worker, WorkerUrl};
+pub use secret::{Secret, SecretError};
+pub use session::{Busy, IdHeaders, Sessions};
+pub use upstream::{Limits, Retry, Timeouts};
+
+/// The whole configuration of one gateway.
+///
+/// A value made by `Config::parse`, `Config::load` or `Config::from_workers` is valid: names are filled in and unique,
+/// paths are absolute or relative to the working directory, numbers are within their ranges. The one from `Default` has
+/// no pools and serves nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Threads that serve requests. Absent: one per CPU core.
+    #[schemars(range(min = 1, max = 1024), extend("x-restart" = true))]
+    pub threads: Option<u32>,
+    /// Addresses that clients connect to. Absent: one listener with the defaults below.
+    #[serde(default = "Listener::default_list")]
+    #[schemars(length(min = 1), extend("x-restart" = true))]
+    pub listeners: Vec<Listener>,
+    /// The administrative listener: metrics, workers, sessions, plugins, configuration, reload.
+    pub admin: Admin,
+    /// Groups of SGLang workers, each serving some models. At least one is needed.
+    #[schemars(length(min = 1))]
+    pub pools: Vec<Pool>,
+    /// The plugins in the order in which they run. Absent: the built-in policies `priority-queue`, `session-binding`
+    /// and `kv-affinity`; an empty list: none, the native defaults decide.
+    #[serde(default = "Plugin::built_in_chain")]
+    pub plugins: Vec<Plugin>,
+    /// When requests wait, how many, and when they are refused.
+    pub admission: Admission,
+    /// What is known about workers: prefix index, probes, load.
+    pub routing: Routing,
+    /// Agent sessions: their identity, their life, what they may hold on a worker.
+    pub sessions: Sessions,
+    /// Speculative prefill: warming a worker for the turn that is about to come.
+    pub prefill: Prefill,
+    /// How long everything may take.
+    pub timeouts: Timeouts,
+    /// How large everything may be.
+    pub limits: Limits,
+    /// Trying another worker while nothing has reached the client.
+    pub retry: Retry,
+    /// Logs, and what a response tells about its decision.
+    pub logging: Logging,
+    /// What the gateway keeps on disk.
+    pub state: State,
+}
+
+/// The directory against which a relative path of a configuration is resolved.
+pub(crate) fn resolve_path(base_dir: &std::path::Path, path: &mut PathBuf) {
+    if path.is_relative() {
+        *path = base_dir.join(&*path);
+    }
+}

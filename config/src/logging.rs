@@ -1,0 +1,152 @@
+//! Logs, and what the gateway keeps on disk.
+
+use std::{borrow::Cow, convert::Infallible, path::PathBuf, str::FromStr};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+/// Logs, and what a response tells about its decision.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Logging {
+    /// Least severe level that is written.
+    #[schemars(extend("x-restart" = true))]
+    pub level: Level,
+    /// Form of the log lines.
+    #[schemars(extend("x-restart" = true))]
+    pub format: LogFormat,
+    /// Where the access and decision log goes, one JSON object a line: `stdout`, `stderr`, `off`, or the path of a file,
+    /// relative to this file.
+    #[schemars(extend("x-restart" = true))]
+    pub access: AccessLog,
+    /// Answer a request that has `x-turnstile-explain: 1` with headers that name worker, cached tokens, wait and reason.
+    /// They tell clients about the fleet.
+    pub explain_headers: bool,
+    /// Keep the `x-request-id` that a client sends. Off: every request gets a new one.
+    pub accept_request_id: bool,
+}
+
+/// Severity of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(inline)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Level {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// Form of the log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// Where the access and decision log goes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum AccessLog {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// Nowhere.
+    Off,
+    /// Appended to a file.
+    File(PathBuf),
+}
+
+/// What the gateway keeps on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct State {
+    /// Directory, relative to this file; compiled plugins go to `wasm` in it. Absent: `turnstile` in the user's cache
+    /// directory.
+    #[schemars(length(min = 1), extend("x-restart" = true))]
+    pub dir: Option<PathBuf>,
+}
+
+// === impl Logging ===
+
+impl Default for Logging {
+    fn default() -> Self {
+        Self {
+            level: Level::Info,
+            format: LogFormat::Json,
+            access: AccessLog::Stdout,
+            explain_headers: false,
+            accept_request_id: true,
+        }
+    }
+}
+
+// === impl Level ===
+
+impl Level {
+    /// The name in TOML and in filters of the log.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+// === impl AccessLog ===
+
+impl FromStr for AccessLog {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "stdout" => Self::Stdout,
+            "stderr" => Self::Stderr,
+            "off" => Self::Off,
+            path => Self::File(path.into()),
+        })
+    }
+}
+
+impl From<String> for AccessLog {
+    fn from(text: String) -> Self {
+        match text.parse() {
+            Ok(log) => log,
+            Err(never) => match never {},
+        }
+    }
+}
+
+impl From<AccessLog> for String {
+    fn from(log: AccessLog) -> Self {
+        match log {
+            AccessLog::Stdout => "stdout".into(),
+            AccessLog::Stderr => "stderr".into(),
+            AccessLog::Off => "off".into(),
+            AccessLog::File(path) => path.to_string_lossy().into_owned(),
+        }
+    }
+}
+
+impl JsonSchema for AccessLog {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "AccessLog".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "minLength": 1 })
+    }
+}

@@ -1,0 +1,278 @@
+//! The chain of Proxy-Wasm plugins.
+
+use std::{borrow::Cow, fmt, path::PathBuf, str::FromStr};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// One Proxy-Wasm plugin of the chain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Plugin {
+    /// Name in logs, metrics and the decision log; unique.
+    #[schemars(extend("format" = "name"))]
+    pub name: String,
+    /// `builtin:priority-queue`, `builtin:session-binding`, `builtin:kv-affinity`, or the path of a WebAssembly module,
+    /// relative to this file.
+    pub wasm: PluginSource,
+    /// When it runs.
+    pub phase: Phase,
+    /// The plugin's own configuration, handed to it as JSON. Shown on the admin listener, so no place for secrets.
+    #[serde(default)]
+    pub config: Map<String, Value>,
+    /// What happens to a request when the plugin traps, times out or is quarantined. Absent: `fallback` in the phases
+    /// `admit` and `route`, `closed` in the phase `filter`.
+    pub on_error: Option<OnError>,
+    /// Milliseconds one call into the plugin may take.
+    #[serde(default = "default_callback_timeout_ms")]
+    #[schemars(range(min = 1, max = 60_000))]
+    pub callback_timeout_ms: u64,
+    /// Milliseconds the plugin may take to start with its configuration.
+    #[serde(default = "default_configure_timeout_ms")]
+    #[schemars(range(min = 1, max = 600_000))]
+    pub configure_timeout_ms: u64,
+    /// MiB of linear memory that one instance may grow to. WebAssembly with 32-bit addresses ends at 4096.
+    #[serde(default = "default_memory_mib")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub memory_mib: u32,
+    /// Instances that share the work; each has its own memory and runs one call at a time. Absent: one per thread.
+    #[schemars(range(min = 1, max = 1024))]
+    pub instances: Option<u32>,
+    /// Log lines per second that are kept, over all instances; more are dropped and counted.
+    #[serde(default = "default_log_per_s")]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub log_per_s: u32,
+}
+
+/// When a plugin runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Sees, and may change, headers and bodies of request and response.
+    Filter,
+    /// When a request has arrived: sets its place in the queue.
+    Admit,
+    /// When a request is dispatched: chooses worker and session.
+    Route,
+}
+
+/// What happens to a request when a plugin fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnError {
+    /// The request is answered with an error.
+    Closed,
+    /// The request goes on as if the plugin were not there.
+    Open,
+    /// The native defaults decide in the plugin's place. For the phases `admit` and `route`.
+    Fallback,
+}
+
+/// Where a plugin's module comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum PluginSource {
+    /// Compiled into the gateway.
+    BuiltIn(BuiltIn),
+    /// A file.
+    File(PathBuf),
+}
+
+/// A policy that comes with the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BuiltIn {
+    /// Order in the queue from the hints of a request; phase `admit`.
+    PriorityQueue,
+    /// Session actions from the hints of a request; phase `route`.
+    SessionBinding,
+    /// The worker with the least cost; phase `route`.
+    KvAffinity,
+}
+
+/// A `builtin:` that does not exist, or an empty path.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAPluginSource {
+    /// No policy of this name comes with the gateway.
+    #[error("no built-in policy is called `{0}`; there are priority-queue, session-binding and kv-affinity")]
+    UnknownBuiltIn(String),
+    /// Nothing is named.
+    #[error("expected `builtin:NAME` or the path of a module")]
+    Empty,
+}
+
+const BUILT_IN_PREFIX: &str = "builtin:";
+
+fn default_callback_timeout_ms() -> u64 {
+    50
+}
+
+fn default_configure_timeout_ms() -> u64 {
+    5_000
+}
+
+fn default_memory_mib() -> u32 {
+    128
+}
+
+fn default_log_per_s() -> u32 {
+    1_000
+}
+
+// === impl Plugin ===
+
+impl Plugin {
+    /// A plugin with the defaults of every optional key.
+    pub fn new(name: impl Into<String>, wasm: PluginSource, phase: Phase) -> Self {
+        Self {
+            name: name.into(),
+            wasm,
+            phase,
+            config: Map::new(),
+            on_error: None,
+            callback_timeout_ms: default_callback_timeout_ms(),
+            configure_timeout_ms: default_configure_timeout_ms(),
+            memory_mib: default_memory_mib(),
+            instances: None,
+            log_per_s: default_log_per_s(),
+        }
+    }
+
+    /// The chain that runs when a configuration names no plugins: `priority-queue`, `session-binding`, `kv-affinity`.
+    pub fn built_in_chain() -> Vec<Self> {
+        BuiltIn::ALL
+            .into_iter()
+            .map(|policy| Self::new(policy.name(), PluginSource::BuiltIn(policy), policy.phase()))
+            .collect()
+    }
+
+    /// What happens to a request when the plugin fails: `on_error`, or the default of its phase.
+    pub fn on_error(&self) -> OnError {
+        self.on_error.unwrap_or(match self.phase {
+            Phase::Filter => OnError::Closed,
+            Phase::Admit | Phase::Route => OnError::Fallback,
+        })
+    }
+
+    /// The plugin's configuration as the JSON text it is given; empty when it has none.
+    pub fn config_json(&self) -> String {
+        if self.config.is_empty() { String::new() } else { Value::Object(self.config.clone()).to_string() }
+    }
+}
+
+// === impl Phase ===
+
+impl Phase {
+    /// The name in TOML, logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Filter => "filter",
+            Self::Admit => "admit",
+            Self::Route => "route",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+// === impl OnError ===
+
+impl OnError {
+    /// The name in TOML, logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::Fallback => "fallback",
+        }
+    }
+}
+
+impl fmt::Display for OnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+// === impl BuiltIn ===
+
+impl BuiltIn {
+    /// All of them, in the order of the default chain.
+    pub const ALL: [Self; 3] = [Self::PriorityQueue, Self::SessionBinding, Self::KvAffinity];
+
+    /// The name after `builtin:`, and the plugin's name in the default chain.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PriorityQueue => "priority-queue",
+            Self::SessionBinding => "session-binding",
+            Self::KvAffinity => "kv-affinity",
+        }
+    }
+
+    /// The only phase it is made for.
+    pub fn phase(self) -> Phase {
+        match self {
+            Self::PriorityQueue => Phase::Admit,
+            Self::SessionBinding | Self::KvAffinity => Phase::Route,
+        }
+    }
+}
+
+// === impl PluginSource ===
+
+impl FromStr for PluginSource {
+    type Err = NotAPluginSource;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.strip_prefix(BUILT_IN_PREFIX) {
+            Some(name) => BuiltIn::ALL
+                .into_iter()
+                .find(|policy| policy.name() == name)
+                .map(Self::BuiltIn)
+                .ok_or_else(|| NotAPluginSource::UnknownBuiltIn(name.to_owned())),
+            None if text.is_empty() => Err(NotAPluginSource::Empty),
+            None => Ok(Self::File(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for PluginSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BuiltIn(policy) => write!(f, "{BUILT_IN_PREFIX}{}", policy.name()),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl TryFrom<String> for PluginSource {
+    type Error = NotAPluginSource;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<PluginSource> for String {
+    fn from(source: PluginSource) -> Self {
+        source.to_string()
+    }
+}
+
+impl JsonSchema for PluginSource {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "PluginSource".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "format": "plugin-source" })
+    }
+}
