@@ -2,7 +2,7 @@
 # Builds every policy to WebAssembly and writes the modules with their checksums to policies/dist.
 #
 #   policies/build.sh               build into policies/dist
-#   policies/build.sh --check DIR   build into DIR instead; tests then run on it (TURNSTILE_POLICIES_DIR=DIR)
+#   policies/build.sh --out DIR     build into DIR instead; tests then run on it (TURNSTILE_POLICIES_DIR=DIR)
 #
 # Uses the wasm32-unknown-unknown target of rustup's toolchain where it is installed
 # (`rustup target add wasm32-unknown-unknown`), else the toolchain of Debian's rustc-web, for which a root user's missing
@@ -13,13 +13,13 @@ here=$(cd "$(dirname "$0")" && pwd)
 dist=$here/dist
 case ${1:-} in
 "") ;;
---check)
-    [ -n "${2:-}" ] || { echo "build.sh: --check needs a directory" >&2; exit 2; }
+--out | --check)
+    [ -n "${2:-}" ] || { echo "build.sh: $1 needs a directory" >&2; exit 2; }
     mkdir -p "$2"
     dist=$(cd "$2" && pwd)
     ;;
 *)
-    echo "usage: policies/build.sh [--check DIR]" >&2
+    echo "usage: policies/build.sh [--out DIR]" >&2
     exit 2
     ;;
 esac
@@ -28,6 +28,11 @@ target=wasm32-unknown-unknown
 export CARGO_TARGET_DIR="$here/target"
 # One job unless told otherwise: with lto and one code generation unit more bring little.
 export CARGO_BUILD_JOBS="${CARGO_BUILD_JOBS:-1}"
+# Panic messages name source files: give them names that are the same on every machine.
+cargo_home=${CARGO_HOME:-$HOME/.cargo}
+separator=$(printf '\037')
+CARGO_ENCODED_RUSTFLAGS="--remap-path-prefix=$here=policies${separator}--remap-path-prefix=$cargo_home/registry/src=crates"
+export CARGO_ENCODED_RUSTFLAGS
 cd "$here"
 
 if command -v rustup >/dev/null 2>&1 && rustup target list --installed 2>/dev/null | grep -qx "$target"; then
@@ -54,6 +59,7 @@ else
     (
         unset RUSTUP_TOOLCHAIN RUSTUP_HOME CARGO RUSTDOC || true
         export PATH="/usr/bin:/bin" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1
+        CARGO_ENCODED_RUSTFLAGS="$CARGO_ENCODED_RUSTFLAGS${separator}--remap-path-prefix=/usr/lib/rustlib/src/rust=rust"
         export CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER=/usr/bin/wasm-ld-19
         /usr/bin/cargo build --release --locked --target "$target" -Zbuild-std=std,panic_abort
     )

@@ -7,23 +7,21 @@ use turnstile_policy::{Worker, WorkerState};
 
 use crate::Cost;
 
-/// What is asked.
+/// What decides, apart from the workers.
 #[derive(Debug, Clone, Copy)]
-pub struct Question<'w> {
-    /// The candidates, in order of their index.
-    pub workers: &'w [Worker],
+pub struct Terms {
+    /// Weights of the cost.
+    pub cost: Cost,
     /// Estimated prompt length, tokens.
     pub prompt_tokens: u64,
     /// Seed that orders equal workers, the same on every gateway.
     pub seed: u64,
-    /// The session lives in its worker's memory and must not move while that worker lives.
-    pub pinned: bool,
     /// Least advantage for which a bound session moves, ms.
     pub margin_ms: f64,
     /// Least advantage for which a bound session moves, as a share of the cost of staying.
     pub margin_ratio: f64,
-    /// How many workers to rank after the chosen one.
-    pub keep: usize,
+    /// How many workers to rank besides the chosen one.
+    pub others: usize,
 }
 
 /// The answer.
@@ -73,73 +71,167 @@ pub enum Lost {
     AtLimit,
 }
 
+/// The candidates of a turn, looked at once.
+#[derive(Debug)]
+pub struct Survey {
+    terms: Terms,
+    /// The best that would not queue the turn.
+    free: Best,
+    /// The best of all that may be used.
+    usable: Best,
+    bound: Option<Bound>,
+}
+
+/// The worker that holds the session.
+#[derive(Debug, Clone, Copy)]
+struct Bound {
+    ranked: Ranked,
+    lost: Option<Lost>,
+}
+
 /// A candidate with what decides about it.
-#[derive(Clone, Copy)]
-struct Ranked<'w> {
-    worker: &'w Worker,
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Ranked {
+    index: u32,
     cost_ms: f64,
-    tie: u64,
+    in_flight: u32,
+    cached_tokens: u64,
 }
 
-/// Chooses a worker. `None` when no candidate may be used.
-pub fn choose(question: &Question<'_>, cost: &Cost) -> Option<Choice> {
-    let rank = |worker| Ranked {
-        worker,
-        cost_ms: cost.of(worker, question.prompt_tokens),
-        tie: tie_break(question.seed, worker.index),
-    };
-    let bound = question.workers.iter().find(|worker| worker.is_bound());
-    let usable = |worker: &&Worker| worker.is_candidate();
-    let free = |worker: &&Worker| usable(worker) && !worker.is_at_limit();
-    let mut ranked: Vec<Ranked<'_>> = question.workers.iter().filter(free).map(rank).collect();
-    if ranked.is_empty() {
-        ranked = question.workers.iter().filter(usable).map(rank).collect();
-    }
+/// The best few, in order.
+#[derive(Debug)]
+struct Best {
+    seed: u64,
+    most: usize,
+    ranked: Vec<Ranked>,
+}
 
-    let pinned = bound.filter(|worker| question.pinned && worker.is_candidate());
-    let (target, why) = if let Some(worker) = pinned {
-        (rank(worker), Why::Bound)
-    } else {
-        let best = ranked.iter().copied().min_by(Ranked::order)?;
-        let staying = bound.and_then(|bound| ranked.iter().copied().find(|ranked| ranked.worker.index == bound.index));
-        match (staying, bound) {
-            (Some(staying), _) => {
-                let margin = question.margin_ms.max(question.margin_ratio * staying.cost_ms);
-                if best.cost_ms + margin < staying.cost_ms {
-                    (best, Why::MovedCheaper { by_ms: staying.cost_ms - best.cost_ms })
-                } else {
-                    (staying, Why::Bound)
-                }
-            }
-            (None, Some(bound)) => (best, Why::MovedLost(Lost::of(bound))),
-            (None, None) => (best, Why::of_unbound(best.worker, question.prompt_tokens)),
+// === impl Survey ===
+
+impl Survey {
+    /// Looks at the workers, in any order. Those of `excluded` (indices) may not be used.
+    pub fn of(workers: impl Iterator<Item = Worker>, excluded: &[u32], terms: Terms) -> Survey {
+        // One more than the others: the chosen one is among the best, or bound and perhaps among them.
+        let best = || Best { seed: terms.seed, most: terms.others + 1, ranked: Vec::with_capacity(terms.others + 2) };
+        let mut survey = Survey { terms, free: best(), usable: best(), bound: None };
+        for worker in workers {
+            survey.see(&worker, worker.is_excluded() || excluded.contains(&worker.index));
         }
-    };
+        survey
+    }
 
-    ranked.retain(|ranked| ranked.worker.index != target.worker.index);
-    keep_best(&mut ranked, question.keep);
-    Some(Choice {
-        target: target.worker.index,
-        cost_ms: target.cost_ms,
-        others: ranked.iter().map(|ranked| (ranked.worker.index, ranked.cost_ms)).collect(),
-        why,
-    })
+    fn see(&mut self, worker: &Worker, excluded: bool) {
+        let ranked = Ranked {
+            index: worker.index,
+            cost_ms: self.terms.cost.of(worker, self.terms.prompt_tokens),
+            in_flight: worker.in_flight,
+            cached_tokens: worker.cached_tokens,
+        };
+        let lost = if excluded {
+            Some(Lost::Excluded)
+        } else if worker.state != WorkerState::Ready {
+            Some(Lost::State(worker.state))
+        } else if worker.is_at_limit() {
+            Some(Lost::AtLimit)
+        } else {
+            None
+        };
+        if lost.is_none() {
+            self.free.offer(ranked);
+        }
+        if matches!(lost, None | Some(Lost::AtLimit)) {
+            self.usable.offer(ranked);
+        }
+        if worker.is_bound() {
+            self.bound = Some(Bound { ranked, lost });
+        }
+    }
+
+    /// Whether one of the workers holds the turn's session.
+    pub fn has_bound(&self) -> bool {
+        self.bound.is_some()
+    }
+
+    /// Chooses. With `pinned` the session lives in its worker's memory: its turns bring only what is new, so it stays as
+    /// long as that worker answers at all. `None` when no worker may be used.
+    pub fn choose(self, pinned: bool) -> Option<Choice> {
+        let any_free = !self.free.ranked.is_empty();
+        let best = if any_free { self.free } else { self.usable };
+        let cheapest = best.ranked.first().copied();
+        let (target, why) = match self.bound {
+            Some(Bound { ranked, lost: None | Some(Lost::AtLimit | Lost::State(WorkerState::Draining)) }) if pinned => {
+                (ranked, Why::Bound)
+            }
+            None => (cheapest?, cheapest?.why(self.terms.prompt_tokens)),
+            Some(Bound { ranked, lost: None }) => self.terms.stay_or_move(ranked, cheapest?),
+            // Where every worker would queue the turn, that is no reason to leave one of them.
+            Some(Bound { ranked, lost: Some(Lost::AtLimit) }) if !any_free => {
+                self.terms.stay_or_move(ranked, cheapest?)
+            }
+            Some(Bound { lost: Some(lost), .. }) => (cheapest?, Why::MovedLost(lost)),
+        };
+        let others = best.ranked.iter().filter(|ranked| ranked.index != target.index).take(self.terms.others);
+        Some(Choice {
+            target: target.index,
+            cost_ms: target.cost_ms,
+            others: others.map(|ranked| (ranked.index, ranked.cost_ms)).collect(),
+            why,
+        })
+    }
 }
 
-/// Leaves the `count` best, in order. A full sort of a large fleet would cost more than everything else here.
-fn keep_best(ranked: &mut Vec<Ranked<'_>>, count: usize) {
-    if let Some(last) = count.checked_sub(1)
-        && last < ranked.len()
-    {
-        ranked.select_nth_unstable_by(last, Ranked::order);
+// === impl Terms ===
+
+impl Terms {
+    fn stay_or_move(&self, bound: Ranked, cheapest: Ranked) -> (Ranked, Why) {
+        let margin = self.margin_ms.max(self.margin_ratio * bound.cost_ms);
+        if cheapest.cost_ms + margin < bound.cost_ms {
+            (cheapest, Why::MovedCheaper { by_ms: bound.cost_ms - cheapest.cost_ms })
+        } else {
+            (bound, Why::Bound)
+        }
     }
-    ranked.truncate(count);
-    ranked.sort_unstable_by(Ranked::order);
+}
+
+// === impl Best ===
+
+impl Best {
+    /// Keeps a worker if it is among the best. Most of a large fleet is turned away by one comparison, so this is
+    /// cheaper than sorting it.
+    fn offer(&mut self, ranked: Ranked) {
+        let seed = self.seed;
+        let after = |kept: &Ranked| kept.order(&ranked, seed) == Ordering::Greater;
+        if self.ranked.len() == self.most && !self.ranked.last().is_some_and(after) {
+            return;
+        }
+        let place = self.ranked.iter().position(after).unwrap_or(self.ranked.len());
+        self.ranked.insert(place, ranked);
+        self.ranked.truncate(self.most);
+    }
+}
+
+// === impl Ranked ===
+
+impl Ranked {
+    /// Cheaper first, then fewer in flight, then the higher weight.
+    fn order(&self, other: &Ranked, seed: u64) -> Ordering {
+        (self.cost_ms.total_cmp(&other.cost_ms))
+            .then_with(|| self.in_flight.cmp(&other.in_flight))
+            .then_with(|| weight(seed, other.index).cmp(&weight(seed, self.index)))
+            .then_with(|| self.index.cmp(&other.index))
+    }
+
+    fn why(&self, prompt: u64) -> Why {
+        match self.cached_tokens.min(prompt) {
+            0 => Why::LeastCost,
+            cached => Why::Cached { cached, prompt },
+        }
+    }
 }
 
 /// Weight of a worker for a seed (rendezvous hashing): each gateway ranks equal workers alike without talking to the
 /// others, and a worker that comes or goes moves only its own share.
-fn tie_break(seed: u64, index: u32) -> u64 {
+fn weight(seed: u64, index: u32) -> u64 {
     scramble(seed ^ scramble(u64::from(index)))
 }
 
@@ -151,28 +243,7 @@ fn scramble(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-// === impl Ranked ===
-
-impl Ranked<'_> {
-    /// Cheaper first, then fewer in flight, then the higher weight.
-    fn order(left: &Ranked<'_>, right: &Ranked<'_>) -> Ordering {
-        (left.cost_ms.total_cmp(&right.cost_ms))
-            .then_with(|| left.worker.in_flight.cmp(&right.worker.in_flight))
-            .then_with(|| right.tie.cmp(&left.tie))
-            .then_with(|| left.worker.index.cmp(&right.worker.index))
-    }
-}
-
 // === impl Why ===
-
-impl Why {
-    fn of_unbound(worker: &Worker, prompt: u64) -> Why {
-        match worker.cached_tokens.min(prompt) {
-            0 => Why::LeastCost,
-            cached => Why::Cached { cached, prompt },
-        }
-    }
-}
 
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -187,18 +258,6 @@ impl fmt::Display for Why {
 }
 
 // === impl Lost ===
-
-impl Lost {
-    fn of(worker: &Worker) -> Lost {
-        if worker.is_excluded() {
-            Lost::Excluded
-        } else if worker.state != WorkerState::Ready {
-            Lost::State(worker.state)
-        } else {
-            Lost::AtLimit
-        }
-    }
-}
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -77,7 +77,7 @@ impl Options {
         ];
         for (name, value) in not_negative {
             if !value.is_finite() || value < 0.0 {
-                return Err(format!("option `{name}`: {value} is not 0 or more"));
+                return Err(format!("option `{name}`: must be 0 or more"));
             }
         }
         Ok(())

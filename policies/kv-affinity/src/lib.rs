@@ -3,9 +3,9 @@
 mod choose;
 mod cost;
 
-pub use choose::{Choice, Question, Why, choose};
+pub use choose::{Choice, Lost, Survey, Terms, Why};
 pub use cost::{Cost, Options};
-use turnstile_policy::{Counter, Decision, Policy, Route, SessionMode, Setup, Turn, Worker, WorkerName};
+use turnstile_policy::{Counter, Decision, Policy, Route, SessionMode, Setup, Turn, WorkerName};
 
 /// The policy.
 pub struct KvAffinity {
@@ -30,17 +30,14 @@ struct Counters {
 // === impl KvAffinity ===
 
 impl KvAffinity {
-    fn question<'w>(&self, turn: &Turn<'_>, workers: &'w [Worker]) -> Question<'w> {
-        let bound = workers.iter().any(Worker::is_bound);
-        Question {
-            workers,
+    fn terms(&self, turn: &Turn<'_>) -> Terms {
+        Terms {
+            cost: self.cost,
             prompt_tokens: turn.prompt_tokens().unwrap_or(0),
             seed: turn.affinity_hash().unwrap_or(0),
-            // Worth a read only when there is something to stay with.
-            pinned: bound && turn.session_mode() == Some(SessionMode::Stream),
             margin_ms: self.margin_ms,
             margin_ratio: self.margin_ratio,
-            keep: self.fallbacks.max(self.scores.saturating_sub(1)),
+            others: self.fallbacks.max(self.scores.saturating_sub(1)),
         }
     }
 
@@ -80,17 +77,13 @@ impl Policy for KvAffinity {
 
 impl Route for KvAffinity {
     fn route(&mut self, turn: &Turn<'_>) -> Decision {
-        let Some(table) = turn.workers() else { return Decision::none() };
-        let mut workers: Vec<Worker> = table.iter().collect();
+        let Some(workers) = turn.workers() else { return Decision::none() };
         // The flags say what the gateway excluded; what an earlier policy of this chain excluded stands in its decision.
-        let excluded = turn.excluded();
-        for worker in &mut workers {
-            if excluded.contains(&WorkerName::Index(worker.index)) {
-                *worker = worker.with_flags(worker.is_bound(), worker.is_at_limit(), true);
-            }
-        }
-        let question = self.question(turn, &workers);
-        let Some(choice) = choose(&question, &self.cost) else {
+        let excluded: Vec<u32> = turn.excluded().iter().filter_map(WorkerName::index).collect();
+        let survey = Survey::of(workers.iter(), &excluded, self.terms(turn));
+        // The mode is worth a read only when there is something to stay with.
+        let pinned = survey.has_bound() && turn.session_mode() == Some(SessionMode::Stream);
+        let Some(choice) = survey.choose(pinned) else {
             turn.count(self.counters.no_candidate);
             return Decision::none();
         };

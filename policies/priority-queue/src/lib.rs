@@ -40,8 +40,9 @@ impl Policy for PriorityQueue {
     type Options = Options;
 
     fn new(options: Options, setup: &mut Setup<'_>) -> Result<Self, String> {
+        options.check()?;
         Ok(PriorityQueue {
-            options: options.checked()?,
+            options,
             counters: Counters {
                 ahead: setup.counter("priority_queue_ahead_total"),
                 behind: setup.counter("priority_queue_behind_total"),

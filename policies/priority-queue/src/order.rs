@@ -67,14 +67,16 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The options with their levels in order.
+    /// Refuses what would turn the order around.
     ///
     /// # Errors
     /// Names the option that is out of range.
-    pub fn checked(mut self) -> Result<Self, String> {
-        for (name, value) in [("max_head_start_s", self.max_head_start_s), ("seconds_per_priority", self.seconds_per_priority)] {
+    pub fn check(&self) -> Result<(), String> {
+        for (name, value) in
+            [("max_head_start_s", self.max_head_start_s), ("seconds_per_priority", self.seconds_per_priority)]
+        {
             if !value.is_finite() || value < 0.0 {
-                return Err(format!("option `{name}`: {value} is not 0 or more"));
+                return Err(format!("option `{name}`: must be 0 or more"));
             }
         }
         if self.engine_priority_min > self.engine_priority_max {
@@ -85,16 +87,17 @@ impl Options {
         }
         let range = self.engine_priority_min..=self.engine_priority_max;
         if let Some(level) = self.engine_levels.iter().find(|level| !range.contains(level)) {
-            return Err(format!("option `engine_levels`: {level} is not between engine_priority_min and engine_priority_max"));
+            return Err(format!(
+                "option `engine_levels`: {level} is not between engine_priority_min and engine_priority_max"
+            ));
         }
-        self.engine_levels.sort_unstable_by_key(|level| (level.unsigned_abs(), *level));
-        Ok(self)
+        Ok(())
     }
 
     fn engine_priority(&self, priority: i64) -> i64 {
         let clamped = priority.clamp(self.engine_priority_min, self.engine_priority_max);
-        // The levels are ordered by distance from 0, and of equals `min_by_key` takes the first.
-        self.engine_levels.iter().copied().min_by_key(|level| level.abs_diff(clamped)).unwrap_or(clamped)
+        let distance = |level: &i64| (level.abs_diff(clamped), level.unsigned_abs());
+        self.engine_levels.iter().copied().min_by_key(distance).unwrap_or(clamped)
     }
 }
 
@@ -110,7 +113,10 @@ pub fn decide(hints: &Hints, options: &Options) -> Order {
     Order {
         tier: hints.strict_priority.unwrap_or(0).min(options.max_tier),
         head_start_s: seconds.clamp(-limit, limit),
-        engine_priority: hints.priority.filter(|_| options.engine_priority).map(|priority| options.engine_priority(priority)),
+        engine_priority: hints
+            .priority
+            .filter(|_| options.engine_priority)
+            .map(|priority| options.engine_priority(priority)),
     }
 }
 

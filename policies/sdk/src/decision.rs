@@ -115,7 +115,7 @@ impl Decision {
         self
     }
 
-    /// Head start in the queue, in seconds of arrival time; negative lets others pass.
+    /// Head start in the queue, in seconds of arrival time; negative lets others pass. Written to a ms.
     pub fn queue_priority(mut self, seconds: f64) -> Self {
         self.priority = Some(seconds);
         self
@@ -197,7 +197,7 @@ impl Decision {
             set("queue", "tier", &tier.to_string());
         }
         if let Some(seconds) = self.priority.filter(|seconds| seconds.is_finite()) {
-            set("queue", "priority", &seconds.to_string());
+            set("queue", "priority", &decimal(seconds, 3));
         }
         if let Some(ms) = self.deadline_ms {
             set("queue", "deadline_ms", &ms.to_string());
@@ -243,10 +243,8 @@ fn join(workers: &[WorkerName]) -> String {
     list
 }
 
-/// `{"#0":12.5,…}`. Costs are written in tenths by integer arithmetic: a float printer would cost more than the rest of
-/// the decision. What is not finite is left out, since JSON has no number for it.
+/// `{"#0":12.5,…}`. What is not finite is left out, since JSON has no number for it.
 fn scores_json(scores: &[(WorkerName, f64)]) -> String {
-    const LARGEST: f64 = 1e15;
     let mut json = String::with_capacity(scores.len() * 16 + 2);
     json.push('{');
     for (worker, cost) in scores.iter().filter(|(_, cost)| cost.is_finite()) {
@@ -255,24 +253,48 @@ fn scores_json(scores: &[(WorkerName, f64)]) -> String {
         }
         match worker {
             WorkerName::Index(index) => {
-                let _ = write!(json, "\"#{index}\":");
+                let _ = write!(json, "\"#{index}\"");
             }
-            WorkerName::Id(id) => {
-                json.push_str(&serde_json::Value::String(id.clone()).to_string());
-                json.push(':');
-            }
+            // A string can always be written as JSON.
+            WorkerName::Id(id) => json.push_str(&serde_json::to_string(id).unwrap_or_default()),
         }
-        let tenths = (cost * 10.0).round().clamp(-LARGEST, LARGEST) as i64;
-        let sign = if tenths < 0 { "-" } else { "" };
-        let _ = write!(json, "{sign}{}.{}", tenths.unsigned_abs() / 10, tenths.unsigned_abs() % 10);
+        json.push(':');
+        json.push_str(&decimal(*cost, 1));
     }
     json.push('}');
     json
 }
 
+/// A finite number with at most `places` decimal places, by integer arithmetic: printing floats exactly costs more than
+/// the rest of a decision. Trailing zeros are left out; what is too large for this is written as the largest.
+fn decimal(value: f64, places: u32) -> String {
+    const LARGEST: f64 = 1e15;
+    let unit = 10u64.pow(places);
+    let scaled = (value * unit as f64).round().clamp(-LARGEST, LARGEST) as i64;
+    let sign = if scaled < 0 { "-" } else { "" };
+    let (whole, mut fraction) = (scaled.unsigned_abs() / unit, scaled.unsigned_abs() % unit);
+    if fraction == 0 {
+        return format!("{sign}{whole}");
+    }
+    let mut width = places as usize;
+    while fraction.is_multiple_of(10) {
+        fraction /= 10;
+        width -= 1;
+    }
+    format!("{sign}{whole}.{fraction:0width$}")
+}
+
 // === impl WorkerName ===
 
 impl WorkerName {
+    /// The index, if it is named by that.
+    pub fn index(&self) -> Option<u32> {
+        match self {
+            WorkerName::Index(index) => Some(*index),
+            WorkerName::Id(_) => None,
+        }
+    }
+
     /// Reads `#7` or an id.
     pub fn from_text(text: &str) -> WorkerName {
         match text.strip_prefix('#').and_then(|index| index.parse().ok()) {

@@ -44,7 +44,7 @@ fn every_part_is_written_under_its_name() {
             "route.exclude=#7,#8",
             "route.fallbacks=#1,a:1",
             "route.reason=least cost",
-            "route.scores={\"#2\":12.3,\"#1\":40.0}",
+            "route.scores={\"#2\":12.3,\"#1\":40}",
             "route.target=#2",
             "session.action=open",
             "session.key=s-1",
@@ -60,7 +60,7 @@ fn scores_are_valid_json_whatever_they_are() {
     let host = FakeHost::new();
     Decision::none().scores(scores).write(&host);
     let json = host.decided("route.scores").unwrap_or_default();
-    assert_eq!(json, r#"{"b":-0.3,"c":100000000000000.0,"d\"e":0.0}"#);
+    assert_eq!(json, r#"{"b":-0.3,"c":100000000000000,"d\"e":0}"#);
     assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok());
 }
 
@@ -70,8 +70,19 @@ fn a_priority_that_is_no_number_is_not_written() {
 }
 
 #[test]
-fn whole_seconds_are_written_without_a_fraction() {
-    assert_eq!(written(Decision::none().queue_priority(10.0)), ["queue.priority=10"]);
+fn seconds_are_written_to_the_millisecond_without_idle_zeros() {
+    let cases = [
+        (10.0, "10"),
+        (-0.5, "-0.5"),
+        (1.25, "1.25"),
+        (0.0004, "0"),
+        (-0.0006, "-0.001"),
+        (12.0305, "12.031"),
+        (3600.0, "3600"),
+    ];
+    for (seconds, text) in cases {
+        assert_eq!(written(Decision::none().queue_priority(seconds)), [format!("queue.priority={text}")], "{seconds}");
+    }
 }
 
 #[test]

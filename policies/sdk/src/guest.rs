@@ -69,7 +69,9 @@ impl<P: Route> Phase<P> for Routing {
 /// Registers the policy with the SDK. Called by the macros from the module's entry point.
 pub fn start<F: Phase<P>, P: Policy>() {
     proxy_wasm::set_log_level(LogLevel::Info);
-    proxy_wasm::set_root_context(|_| Box::new(Plugin::<F, P> { policy: Rc::new(RefCell::new(None)), phase: PhantomData }));
+    proxy_wasm::set_root_context(|_| {
+        Box::new(Plugin::<F, P> { policy: Rc::new(RefCell::new(None)), phase: PhantomData })
+    });
 }
 
 /// Empty until configured.

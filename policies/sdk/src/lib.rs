@@ -63,8 +63,11 @@ pub use proxy_wasm;
 #[macro_export]
 macro_rules! route {
     ($policy:ty) => {
+        // In a block of its own: the entry point is the module's, not part of the crate's interface.
         #[cfg(target_arch = "wasm32")]
-        $crate::proxy_wasm::main! {{ $crate::guest::start::<$crate::guest::Routing, $policy>(); }}
+        const _: () = {
+            $crate::proxy_wasm::main! {{ $crate::guest::start::<$crate::guest::Routing, $policy>(); }}
+        };
 
         const _: fn(&mut $policy, &$crate::Turn<'_>) -> $crate::Decision = <$policy as $crate::Route>::route;
     };
@@ -76,8 +79,11 @@ macro_rules! route {
 #[macro_export]
 macro_rules! admit {
     ($policy:ty) => {
+        // In a block of its own: the entry point is the module's, not part of the crate's interface.
         #[cfg(target_arch = "wasm32")]
-        $crate::proxy_wasm::main! {{ $crate::guest::start::<$crate::guest::Admitting, $policy>(); }}
+        const _: () = {
+            $crate::proxy_wasm::main! {{ $crate::guest::start::<$crate::guest::Admitting, $policy>(); }}
+        };
 
         const _: fn(&mut $policy, &$crate::Turn<'_>) -> $crate::Decision = <$policy as $crate::Admit>::admit;
     };

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 /// For policies without options: any key is an error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -36,27 +37,16 @@ impl std::error::Error for OptionError {}
 /// # Errors
 /// Names the first option that is unknown or has a wrong value. For an unknown one the message lists those known.
 pub fn parse_options<T: DeserializeOwned>(configuration: &[u8]) -> Result<T, OptionError> {
+    let whole = |message: String| OptionError { option: String::new(), message };
     let text = if configuration.trim_ascii().is_empty() { b"{}" } else { configuration };
-    let mut json = serde_json::Deserializer::from_slice(text);
-    let options = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    // By way of a value: errors then carry no positions in a text that its author never saw, and the module needs one
+    // JSON reader instead of one for each type.
+    let table: Value = serde_json::from_slice(text).map_err(|error| whole(error.to_string()))?;
+    serde_path_to_error::deserialize(table).map_err(|error| {
         let path = error.path().to_string();
-        OptionError {
-            // serde reports "the value as a whole" as a lone dot.
-            option: if path == "." { String::new() } else { path },
-            message: without_position(&error.into_inner()),
-        }
-    })?;
-    json.end().map_err(|error| OptionError { option: String::new(), message: without_position(&error) })?;
-    Ok(options)
-}
-
-/// The error without " at line 1 column 20": the JSON was made by the gateway, so positions in it help nobody.
-fn without_position(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    match text.rfind(" at line ") {
-        Some(end) => text.get(..end).unwrap_or_default().to_owned(),
-        None => text,
-    }
+        // The value as a whole is reported as a lone dot.
+        OptionError { option: if path == "." { String::new() } else { path }, message: error.into_inner().to_string() }
+    })
 }
 
 #[cfg(test)]

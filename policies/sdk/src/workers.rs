@@ -276,7 +276,9 @@ impl fmt::Display for TableError {
         match self {
             TableError::Truncated => write!(f, "workers.table is cut short"),
             TableError::Version(version) => write!(f, "workers.table has version {version}, not {VERSION}"),
-            TableError::RecordSize(bytes) => write!(f, "workers.table has records of {bytes} bytes, not {RECORD_BYTES} or more"),
+            TableError::RecordSize(bytes) => {
+                write!(f, "workers.table has records of {bytes} bytes, not {RECORD_BYTES} or more")
+            }
         }
     }
 }

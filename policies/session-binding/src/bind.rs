@@ -59,7 +59,10 @@ impl Options {
             return Err("option `default_ttl_s`: a session needs at least 1 second".to_owned());
         }
         if self.max_ttl_s < self.default_ttl_s {
-            return Err(format!("option `max_ttl_s`: {} is below default_ttl_s, {}", self.max_ttl_s, self.default_ttl_s));
+            return Err(format!(
+                "option `max_ttl_s`: {} is below default_ttl_s, {}",
+                self.max_ttl_s, self.default_ttl_s
+            ));
         }
         match SessionMode::from_text(&self.open_mode) {
             Some(_) => Ok(()),
@@ -82,7 +85,7 @@ pub fn decide(request: &Request, options: &Options) -> Option<Binding> {
     let ttl_s = if request.live { asked } else { Some(asked.unwrap_or(options.default_ttl_s)) };
     let kept = |action, new_mode| Binding { action, ttl_s, mode: if request.live { None } else { Some(new_mode) } };
     match request.action {
-        Some(SessionAction::Open) => Some(Binding { mode: Some(options.open_mode()), ..kept(SessionAction::Open, options.open_mode()) }),
+        Some(SessionAction::Open) => Some(kept(SessionAction::Open, options.open_mode())),
         Some(SessionAction::Bind) => Some(kept(SessionAction::Bind, SessionMode::Affinity)),
         Some(SessionAction::Close) => Some(Binding { action: SessionAction::Close, ttl_s: None, mode: None }),
         Some(SessionAction::Release | SessionAction::Nothing) => None,

@@ -1,0 +1,97 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use turnstile_policy::parse_options;
+
+fn request(action: Option<SessionAction>) -> Request {
+    Request { action, session_id: Some("s".into()), ..Request::default() }
+}
+
+fn decided(request: &Request) -> Option<(SessionAction, Option<u64>, Option<SessionMode>)> {
+    decide(request, &Options::default()).map(|binding| (binding.action, binding.ttl_s, binding.mode))
+}
+
+#[test]
+fn open_lets_the_gateway_pick_the_mode() {
+    let open = request(Some(SessionAction::Open));
+    assert_eq!(decided(&open), Some((SessionAction::Open, Some(300), Some(SessionMode::Auto))));
+}
+
+#[test]
+fn bind_is_affinity_alone() {
+    let bind = Request { timeout_s: Some(60), ..request(Some(SessionAction::Bind)) };
+    assert_eq!(decided(&bind), Some((SessionAction::Bind, Some(60), Some(SessionMode::Affinity))));
+}
+
+#[test]
+fn close_closes_and_changes_nothing_else() {
+    for live in [false, true] {
+        let close = Request { live, timeout_s: Some(9), ..request(Some(SessionAction::Close)) };
+        assert_eq!(decided(&close), Some((SessionAction::Close, None, None)));
+    }
+}
+
+#[test]
+fn a_turn_that_only_names_its_session_is_bound_unless_that_is_off() {
+    assert_eq!(decided(&request(None)), Some((SessionAction::Bind, Some(300), Some(SessionMode::Affinity))));
+    let off = Options { bind_identified: false, ..Options::default() };
+    assert_eq!(decide(&request(None), &off), None);
+}
+
+#[test]
+fn a_live_session_is_refreshed_and_keeps_mode_and_timeout() {
+    let live = Request { live: true, ..request(None) };
+    let refreshed = Some((SessionAction::Bind, None, None));
+    assert_eq!(decided(&live), refreshed);
+    let off = Options { bind_identified: false, ..Options::default() };
+    assert_eq!(
+        decide(&live, &off).map(|binding| binding.action),
+        Some(SessionAction::Bind),
+        "it was opened on purpose"
+    );
+    let with_timeout = Request { timeout_s: Some(900), ..live };
+    assert_eq!(decided(&with_timeout), Some((SessionAction::Bind, Some(900), None)));
+}
+
+#[test]
+fn opening_a_live_session_is_the_same_session() {
+    let again = Request { live: true, ..request(Some(SessionAction::Open)) };
+    assert_eq!(decided(&again), Some((SessionAction::Open, None, None)));
+}
+
+#[test]
+fn without_a_session_id_nothing_is_decided() {
+    for action in [None, Some(SessionAction::Open), Some(SessionAction::Bind), Some(SessionAction::Close)] {
+        assert_eq!(decided(&Request { session_id: None, ..request(action) }), None);
+    }
+}
+
+#[test]
+fn a_clients_timeout_is_bounded() {
+    let options = Options { max_ttl_s: 600, ..Options::default() };
+    for (asked, given) in [(0, 1), (1, 1), (600, 600), (u64::MAX, 600)] {
+        let open = Request { timeout_s: Some(asked), ..request(Some(SessionAction::Open)) };
+        assert_eq!(decide(&open, &options).unwrap().ttl_s, Some(given), "{asked}");
+    }
+}
+
+#[test]
+fn open_mode_can_be_fixed() {
+    let options: Options = parse_options(br#"{"open_mode":"affinity"}"#).unwrap();
+    assert_eq!(options.check(), Ok(()));
+    let binding = decide(&request(Some(SessionAction::Open)), &options).unwrap();
+    assert_eq!(binding.mode, Some(SessionMode::Affinity));
+}
+
+#[test]
+fn options_no_session_could_be_kept_with_are_refused_by_name() {
+    let cases = [
+        (Options { default_ttl_s: 0, ..Options::default() }, "default_ttl_s"),
+        (Options { max_ttl_s: 10, ..Options::default() }, "max_ttl_s"),
+        (Options { open_mode: "engine".into(), ..Options::default() }, "open_mode"),
+    ];
+    for (options, name) in cases {
+        assert!(options.check().unwrap_err().contains(name), "{name}");
+    }
+    assert_eq!(Options::default().check(), Ok(()));
+}
