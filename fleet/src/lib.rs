@@ -5,4 +5,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod body;
+pub mod hints;
+pub mod identity;
 pub mod ids;
+pub mod observe;
+pub mod prefill;
+pub mod prefix;
+pub mod reply;
+pub mod route;
+pub mod turn;

@@ -1,0 +1,441 @@
+//! A request body as the gateway sees it: one JSON object, known by its top-level members, otherwise left alone.
+//!
+//! [`scan`] finds the members without building values, [`rewrite`] puts the body together again with a few members removed
+//! or set. Whatever is not named in the [`Edits`] keeps its bytes: number spelling, escapes, order, white space.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use serde::Deserializer as _;
+use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// Most top-level members a body may have. Real bodies have some thirty; the bound keeps a body made of tiny members from
+/// costing many times its size in memory.
+pub const MAX_MEMBERS: usize = 1024;
+
+/// What is wrong with a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyErrorKind {
+    /// Not JSON, or not UTF-8.
+    NotJson,
+    /// JSON, but not an object.
+    NotObject,
+    /// More than [`MAX_MEMBERS`] members.
+    TooManyMembers,
+    /// A member that the gateway reads has the wrong type or value.
+    BadMember,
+}
+
+/// A refused body. The edge answers it with 400; `Display` is the message for the client and never quotes the body.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct BodyError {
+    /// The offending member as a path (`nvext.agent_hints.priority`); empty when the body as a whole is at fault.
+    pub field: String,
+    /// What is wrong, naming the field.
+    pub message: String,
+    /// Which kind of fault it is.
+    pub kind: BodyErrorKind,
+}
+
+/// The top-level members of a body, in the order of the body, duplicates included.
+#[derive(Clone)]
+pub struct Members {
+    body: Bytes,
+    list: Vec<Member>,
+    /// Just behind the opening brace.
+    open: usize,
+}
+
+/// Where one member stands. All offsets are bytes into the body.
+#[derive(Clone, Debug)]
+struct Member {
+    /// The key with escapes resolved; none where the bytes between the quotes already are the key.
+    decoded_key: Option<Box<str>>,
+    /// Opening quote of the key.
+    start: usize,
+    /// First byte of the value.
+    value: usize,
+    /// Just behind the value.
+    end: usize,
+}
+
+/// Members to remove or to set.
+#[derive(Clone, Debug, Default)]
+pub struct Edits {
+    list: Vec<Edit>,
+}
+
+#[derive(Clone, Debug)]
+struct Edit {
+    key: Cow<'static, str>,
+    /// The new value as JSON text; none removes the member.
+    value: Option<Cow<'static, str>>,
+}
+
+/// Finds the members of a body.
+///
+/// # Errors
+/// The body is not UTF-8, not JSON, not an object, or has too many members. Depth is not limited: nothing recurses.
+pub fn scan(body: &Bytes) -> Result<Members, BodyError> {
+    let mut list = Vec::with_capacity(24);
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let scanned = deserializer.deserialize_map(TopLevel { body, list: &mut list }).and_then(|()| deserializer.end());
+    match scanned {
+        Ok(()) => {
+            let open = body.iter().position(|b| *b == b'{').map_or(0, |at| at + 1);
+            Ok(Members { body: body.clone(), list, open })
+        }
+        Err(error) => Err(explain(body, list.len(), &error)),
+    }
+}
+
+/// The body with the edits applied. Without an edit that applies it is the same buffer.
+///
+/// A removed member takes one neighbouring comma along; a set member is replaced where it stands (the last one, if the key
+/// is there more than once; the others go) or appended before the closing brace.
+pub fn rewrite(members: &Members, edits: &Edits) -> Bytes {
+    let body = &members.body;
+    let mut changed = false;
+    let mut added = 0;
+    // What becomes of each member: kept as it is, replaced by an edit, or dropped.
+    let mut kept: Vec<(usize, Option<&str>)> = Vec::with_capacity(members.list.len());
+    let mut seen = vec![false; edits.list.len()];
+    for index in (0..members.list.len()).rev() {
+        let Some(key) = members.key_at(index) else { continue };
+        match edits.list.iter().position(|e| e.key == key) {
+            None => kept.push((index, None)),
+            Some(edit) => {
+                changed = true;
+                let first = !seen.get(edit).copied().unwrap_or(true);
+                if let Some(seen) = seen.get_mut(edit) {
+                    *seen = true;
+                }
+                if let (true, Some(value)) = (first, edits.list.get(edit).and_then(|e| e.value.as_deref())) {
+                    added += value.len();
+                    kept.push((index, Some(value)));
+                }
+            }
+        }
+    }
+    kept.reverse();
+    let appended: Vec<(&str, &str)> = edits
+        .list
+        .iter()
+        .zip(&seen)
+        .filter(|(_, seen)| !**seen)
+        .filter_map(|(e, _)| e.value.as_deref().map(|value| (e.key.as_ref(), value)))
+        .collect();
+    if !changed && appended.is_empty() {
+        return body.clone();
+    }
+    added += appended.iter().map(|(k, v)| k.len() + v.len() + 4).sum::<usize>();
+
+    let mut out = BytesMut::with_capacity(body.len() + added);
+    let copy = |from: usize, to: usize, out: &mut BytesMut| out.put_slice(body.get(from..to).unwrap_or_default());
+    let first_start = members.list.first().map_or(members.open, |m| m.start);
+    copy(0, first_start, &mut out);
+    // Neighbours that both stay are copied as one run, with the comma between them.
+    let mut run: Option<(usize, usize)> = None;
+    let mut previous: Option<usize> = None;
+    for (index, replacement) in &kept {
+        let Some(member) = members.list.get(*index) else { continue };
+        if let Some(previous) = previous {
+            let separator =
+                index.checked_sub(1).and_then(|before| members.list.get(before)).map_or(member.start, |m| m.end);
+            match run {
+                Some((from, to)) if previous + 1 == *index => run = Some((from, to.max(member.start))),
+                _ => {
+                    if let Some((from, to)) = run.take() {
+                        copy(from, to, &mut out);
+                    }
+                    run = Some((separator, member.start));
+                }
+            }
+        } else {
+            run = Some((member.start, member.start));
+        }
+        let (from, _) = run.unwrap_or((member.start, member.start));
+        match replacement {
+            None => run = Some((from, member.end)),
+            Some(value) => {
+                copy(from, member.value, &mut out);
+                out.put_slice(value.as_bytes());
+                run = Some((member.end, member.end));
+            }
+        }
+        previous = Some(*index);
+    }
+    if let Some((from, to)) = run {
+        copy(from, to, &mut out);
+    }
+    for (position, (key, value)) in appended.iter().enumerate() {
+        if position > 0 || !kept.is_empty() {
+            out.put_u8(b',');
+        }
+        put_key(&mut out, key);
+        out.put_slice(value.as_bytes());
+    }
+    let tail = members.list.last().map_or(members.open, |m| m.end);
+    copy(tail, body.len(), &mut out);
+    out.freeze()
+}
+
+fn put_key(out: &mut BytesMut, key: &str) {
+    let quoted = serde_json::to_string(key).unwrap_or_default();
+    out.put_slice(quoted.as_bytes());
+    out.put_u8(b':');
+}
+
+// === impl Members ===
+
+impl Members {
+    /// The body that was scanned.
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// How many members there are, duplicates counted.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Whether the object is empty.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// The keys in the order of the body, escapes resolved, duplicates included.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        (0..self.list.len()).filter_map(|index| self.key_at(index))
+    }
+
+    /// Whether the key is present.
+    pub fn contains(&self, key: &str) -> bool {
+        self.find(key).is_some()
+    }
+
+    /// The value of a key as JSON text, without the white space around it. Of several the last counts, as in SGLang.
+    pub fn raw(&self, key: &str) -> Option<&[u8]> {
+        let member = self.find(key)?;
+        self.body.get(member.value..member.end)
+    }
+
+    /// Like [`Members::raw`], as a shared slice of the body, and with JSON's `null` taken as absent.
+    pub fn value(&self, key: &str) -> Option<Bytes> {
+        let member = self.find(key)?;
+        match self.body.get(member.value..member.end)? {
+            b"null" => None,
+            _ => Some(self.body.slice(member.value..member.end)),
+        }
+    }
+
+    /// The value of a key if it is a JSON string; `null`, another type and absence are none.
+    pub fn string(&self, key: &str) -> Option<Cow<'_, str>> {
+        self.raw(key).and_then(text_of)
+    }
+
+    /// The value of a key if it is a whole number that fits.
+    pub fn unsigned(&self, key: &str) -> Option<u64> {
+        std::str::from_utf8(self.raw(key)?).ok()?.parse().ok()
+    }
+
+    /// The value of a key read the way SGLang reads booleans: `true`, 1 and the words `true`, `t`, `yes`, `y`, `on`, `1`.
+    pub fn truthy(&self, key: &str) -> bool {
+        match self.raw(key) {
+            Some(b"true" | b"1" | b"1.0") => true,
+            Some(raw) if raw.first() == Some(&b'"') => text_of(raw).is_some_and(|word| {
+                matches!(word.to_ascii_lowercase().as_str(), "true" | "t" | "yes" | "y" | "on" | "1")
+            }),
+            _ => false,
+        }
+    }
+
+    fn find(&self, key: &str) -> Option<&Member> {
+        let index = (0..self.list.len()).rev().find(|index| self.key_at(*index) == Some(key))?;
+        self.list.get(index)
+    }
+
+    fn key_at(&self, index: usize) -> Option<&str> {
+        let member = self.list.get(index)?;
+        match &member.decoded_key {
+            Some(key) => Some(key),
+            None => {
+                let rest = self.body.get(member.start + 1..member.value)?;
+                std::str::from_utf8(rest.get(..memchr::memchr(b'"', rest)?)?).ok()
+            }
+        }
+    }
+}
+
+/// The text of a JSON string, borrowed where it has no escapes; none for any other value.
+pub(crate) fn text_of(raw: &[u8]) -> Option<Cow<'_, str>> {
+    let inner = raw.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    if memchr::memchr(b'\\', inner).is_none() {
+        return std::str::from_utf8(inner).ok().map(Cow::Borrowed);
+    }
+    serde_json::from_slice::<String>(raw).ok().map(Cow::Owned)
+}
+
+impl fmt::Debug for Members {
+    /// Only the keys: a body may be megabytes, and private.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.keys()).finish()
+    }
+}
+
+// === impl Edits ===
+
+impl Edits {
+    /// No edits.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Removes every member of that key.
+    pub fn remove(&mut self, key: impl Into<Cow<'static, str>>) -> &mut Self {
+        self.put(key.into(), None)
+    }
+
+    /// Sets a member to a JSON text. The caller vouches for the JSON.
+    pub fn set(&mut self, key: impl Into<Cow<'static, str>>, raw_json: impl Into<Cow<'static, str>>) -> &mut Self {
+        self.put(key.into(), Some(raw_json.into()))
+    }
+
+    /// Sets a member to a string.
+    pub fn set_string(&mut self, key: impl Into<Cow<'static, str>>, text: &str) -> &mut Self {
+        let quoted = serde_json::to_string(text).unwrap_or_else(|_| String::from("\"\""));
+        self.put(key.into(), Some(Cow::Owned(quoted)))
+    }
+
+    /// The last word on a key counts.
+    fn put(&mut self, key: Cow<'static, str>, value: Option<Cow<'static, str>>) -> &mut Self {
+        match self.list.iter_mut().find(|e| e.key == key) {
+            Some(edit) => edit.value = value,
+            None => self.list.push(Edit { key, value }),
+        }
+        self
+    }
+}
+
+// === impl BodyError ===
+
+impl BodyError {
+    /// A member of the wrong type or value. The message reads "`field` `problem`".
+    pub fn bad_member(field: impl Into<String>, problem: &str) -> Self {
+        let field = field.into();
+        Self { message: format!("{field} {problem}"), field, kind: BodyErrorKind::BadMember }
+    }
+
+    fn whole(kind: BodyErrorKind, message: String) -> Self {
+        Self { field: String::new(), message, kind }
+    }
+}
+
+/// Turns the parser's complaint into ours: short, in words of the request, never quoting it.
+fn explain(body: &[u8], members: usize, error: &serde_json::Error) -> BodyError {
+    if members > MAX_MEMBERS {
+        return BodyError::whole(
+            BodyErrorKind::TooManyMembers,
+            format!("the request body has more than {MAX_MEMBERS} top-level members"),
+        );
+    }
+    let not_json = |message: String| BodyError::whole(BodyErrorKind::NotJson, message);
+    let Some(first) = body.iter().copied().find(|b| !b.is_ascii_whitespace()) else {
+        return not_json("the request body is empty; a JSON object is expected".into());
+    };
+    if body.starts_with(&[0xEF, 0xBB, 0xBF]) {
+        return not_json("the request body begins with a byte order mark; JSON is sent without one".into());
+    }
+    if let Err(bad) = std::str::from_utf8(body) {
+        return not_json(format!("the request body is not valid UTF-8 (at byte {})", bad.valid_up_to()));
+    }
+    let is_other_value = first != b'{' && serde_json::from_slice::<&RawValue>(body).is_ok();
+    if is_other_value {
+        return BodyError::whole(
+            BodyErrorKind::NotObject,
+            "the request body is JSON but not an object; a JSON object is expected".into(),
+        );
+    }
+    not_json(format!("the request body is not valid JSON: {error}"))
+}
+
+// === the scan itself ===
+
+struct TopLevel<'a, 'l> {
+    body: &'a [u8],
+    list: &'l mut Vec<Member>,
+}
+
+impl<'de> Visitor<'de> for TopLevel<'de, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let base = self.body.as_ptr() as usize;
+        let mut behind = 0;
+        while let Some(key) = map.next_key_seed(Key)? {
+            let raw: &'de RawValue = map.next_value()?;
+            let text = raw.get();
+            let value = (text.as_ptr() as usize).wrapping_sub(base);
+            let end = value.saturating_add(text.len());
+            // Between two values stand a comma, a key, a colon and white space, and the first quote there opens the key.
+            let gap = self.body.get(behind..value).unwrap_or_default();
+            let start = memchr::memchr(b'"', gap).map(|at| behind + at);
+            let Some(start) = start else {
+                return Err(A::Error::custom("a member lies outside the body"));
+            };
+            let decoded_key = match key {
+                Cow::Borrowed(_) => None,
+                Cow::Owned(key) => Some(key.into_boxed_str()),
+            };
+            self.list.push(Member { decoded_key, start, value, end });
+            if self.list.len() > MAX_MEMBERS {
+                return Err(A::Error::custom("too many members"));
+            }
+            behind = end;
+        }
+        Ok(())
+    }
+}
+
+/// Reads a key, borrowed from the body unless it has escapes.
+struct Key;
+
+impl<'de> DeserializeSeed<'de> for Key {
+    type Value = Cow<'de, str>;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Key {
+    type Value = Cow<'de, str>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_borrowed_str<E>(self, key: &'de str) -> Result<Self::Value, E> {
+        Ok(Cow::Borrowed(key))
+    }
+
+    fn visit_str<E>(self, key: &str) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(key.to_owned()))
+    }
+}
+
+#[cfg(test)]
+#[path = "body_tests.rs"]
+mod tests;
