@@ -81,8 +81,5 @@ fn options_bound_what_is_written() {
 #[test]
 fn an_unknown_option_is_refused_with_those_known() {
     let error = FakeHost::new().configure::<KvAffinity>(r#"{"margin":5}"#).err().unwrap();
-    assert!(
-        error.starts_with("option `margin`: unknown field `margin`, expected one of `decode_ms_per_request`"),
-        "{error}"
-    );
+    assert!(error.starts_with("option `margin`: unknown; known are decode_ms_per_request, "), "{error}");
 }

@@ -127,7 +127,7 @@ impl<'h> Turn<'h> {
 
     /// The client's latency sensitivity, in seconds of head start.
     pub fn latency_sensitivity(&self) -> Option<f64> {
-        self.number(&["turnstile", "request", "latency_sensitivity"]).filter(|seconds: &f64| seconds.is_finite())
+        self.decimal(&["turnstile", "request", "latency_sensitivity"])
     }
 
     /// Output length the client expects, tokens.
@@ -279,13 +279,18 @@ impl<'h> Turn<'h> {
         std::str::from_utf8(&value).ok()?.parse().ok()
     }
 
+    /// A finite number that may have a fraction. Read as JSON, whose reader is in every module already.
+    fn decimal(&self, path: &[&str]) -> Option<f64> {
+        serde_json::from_slice(&self.host.get(path)?).ok()
+    }
+
     fn flag(&self, path: &[&str]) -> Option<bool> {
         self.number(path)
     }
 
     fn json<T: serde::de::DeserializeOwned>(&self, path: &[&str]) -> Option<T> {
         let value = self.host.get(path)?;
-        serde_json::from_slice(&value).map_err(|error| log::warn!("{}: {error}", path.join("."))).ok()
+        serde_json::from_slice(&value).map_err(|_| log::warn!("{} is not what it should be", path.join("."))).ok()
     }
 }
 
@@ -328,7 +333,7 @@ impl<'h> Outcome<'h> {
 
     /// Time to first token, ms.
     pub fn ttft_ms(&self) -> Option<f64> {
-        self.turn.number(&["turnstile", "ttft_ms"])
+        self.turn.decimal(&["turnstile", "ttft_ms"])
     }
 
     /// Id of the worker that served the turn.

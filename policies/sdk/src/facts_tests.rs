@@ -25,7 +25,7 @@ fn numbers_flags_and_actions_are_parsed_and_nonsense_is_absent() {
 
 #[test]
 fn a_latency_sensitivity_that_is_no_number_is_absent() {
-    for text in ["NaN", "inf", "-inf"] {
+    for text in ["NaN", "inf", "-inf", "1e999", ""] {
         let host = FakeHost::new().fact("request.latency_sensitivity", text);
         assert_eq!(Turn::new(&host).latency_sensitivity(), None, "{text}");
     }

@@ -14,7 +14,22 @@ pub struct Options {
     /// Longest idle timeout a client may ask for, seconds.
     pub max_ttl_s: u64,
     /// How `open` takes part in the engine: `auto`, `affinity`, `tag` or `stream`.
-    pub open_mode: String,
+    pub open_mode: OpenMode,
+}
+
+/// How an opened session takes part in the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OpenMode {
+    /// The best that route and worker allow.
+    #[default]
+    Auto,
+    /// Not at all.
+    Affinity,
+    /// By a tag on full-history turns.
+    Tag,
+    /// As a streaming session.
+    Stream,
 }
 
 /// What is known about a turn.
@@ -45,7 +60,7 @@ pub struct Binding {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { bind_identified: true, default_ttl_s: 300, max_ttl_s: 86_400, open_mode: "auto".to_owned() }
+        Options { bind_identified: true, default_ttl_s: 300, max_ttl_s: 86_400, open_mode: OpenMode::Auto }
     }
 }
 
@@ -64,14 +79,20 @@ impl Options {
                 self.max_ttl_s, self.default_ttl_s
             ));
         }
-        match SessionMode::from_text(&self.open_mode) {
-            Some(_) => Ok(()),
-            None => Err(format!("option `open_mode`: `{}` is none of auto, affinity, tag, stream", self.open_mode)),
-        }
+        Ok(())
     }
+}
 
-    fn open_mode(&self) -> SessionMode {
-        SessionMode::from_text(&self.open_mode).unwrap_or(SessionMode::Auto)
+// === impl OpenMode ===
+
+impl OpenMode {
+    fn mode(self) -> SessionMode {
+        match self {
+            OpenMode::Auto => SessionMode::Auto,
+            OpenMode::Affinity => SessionMode::Affinity,
+            OpenMode::Tag => SessionMode::Tag,
+            OpenMode::Stream => SessionMode::Stream,
+        }
     }
 }
 
@@ -85,7 +106,7 @@ pub fn decide(request: &Request, options: &Options) -> Option<Binding> {
     let ttl_s = if request.live { asked } else { Some(asked.unwrap_or(options.default_ttl_s)) };
     let kept = |action, new_mode| Binding { action, ttl_s, mode: if request.live { None } else { Some(new_mode) } };
     match request.action {
-        Some(SessionAction::Open) => Some(kept(SessionAction::Open, options.open_mode())),
+        Some(SessionAction::Open) => Some(kept(SessionAction::Open, options.open_mode.mode())),
         Some(SessionAction::Bind) => Some(kept(SessionAction::Bind, SessionMode::Affinity)),
         Some(SessionAction::Close) => Some(Binding { action: SessionAction::Close, ttl_s: None, mode: None }),
         Some(SessionAction::Release | SessionAction::Nothing) => None,

@@ -88,7 +88,6 @@ fn options_no_session_could_be_kept_with_are_refused_by_name() {
     let cases = [
         (Options { default_ttl_s: 0, ..Options::default() }, "default_ttl_s"),
         (Options { max_ttl_s: 10, ..Options::default() }, "max_ttl_s"),
-        (Options { open_mode: "engine".into(), ..Options::default() }, "open_mode"),
     ];
     for (options, name) in cases {
         assert!(options.check().unwrap_err().contains(name), "{name}");

@@ -2,7 +2,7 @@
 
 mod bind;
 
-pub use bind::{Binding, Options, Request, decide};
+pub use bind::{Binding, OpenMode, Options, Request, decide};
 use turnstile_policy::{Counter, Decision, Policy, Route, SessionAction, Setup, Turn, Worker};
 
 /// The policy.
