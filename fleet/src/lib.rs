@@ -6,6 +6,9 @@
 #![forbid(unsafe_code)]
 
 pub mod body;
+pub mod cost;
+pub mod decision;
+pub mod facts;
 pub mod hints;
 pub mod identity;
 pub mod ids;
@@ -14,4 +17,6 @@ pub mod prefill;
 pub mod prefix;
 pub mod reply;
 pub mod route;
+pub mod session;
 pub mod turn;
+pub mod worker;

@@ -1,0 +1,667 @@
+//! The session table: beginnings and ends of turns.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::engine::{Engine, EngineState, Engines, Spot};
+use super::{
+    Begin, BeginTurn, Busy, CloseCause, Degraded, EngineClose, Lease, ModeWish, NoSession, OpenResult, Outcome, SessionAction,
+    SessionMode, SessionOptions, TurnEnd,
+};
+use crate::ids::{SessionKey, WorkerId};
+
+/// All sessions of a gateway. See the module above for the states and rules.
+#[derive(Debug)]
+pub struct Sessions {
+    pub(super) options: SessionOptions,
+    pub(super) slots: BTreeMap<SessionKey, Slot>,
+    pub(super) engines: Engines,
+    /// Sessions, without slots that only wait for a close.
+    pub(super) len: usize,
+    /// Leases out.
+    pub(super) leases: u64,
+    /// (deadline, key) of every session without a turn in flight.
+    pub(super) deadlines: BTreeSet<(u64, SessionKey)>,
+    /// (end of last turn, key) of the idle sessions that may be evicted: affinity, tag.
+    pub(super) idle: [BTreeSet<(u64, SessionKey)>; 2],
+}
+
+/// What is known under a key.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    pub session: Option<Session>,
+    /// Engine sessions to be closed, of this session or earlier ones.
+    pub leaving: Vec<u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    pub generation: u64,
+    pub mode: SessionMode,
+    /// Set when it was opened, not only bound.
+    pub wish: Option<ModeWish>,
+    pub bound: Option<Spot>,
+    pub engine: Option<u64>,
+    /// A streaming engine session of it has finished a turn, and the next turn counts on that.
+    pub has_context: bool,
+    pub ttl_ms: u64,
+    pub created_ms: u64,
+    pub last_end_ms: u64,
+    pub in_flight: u32,
+    pub turns: u32,
+    pub last_tokens: u64,
+    pub last_cached_tokens: u64,
+}
+
+/// How a turn is served.
+struct Plan {
+    /// Mode that the session has from now on.
+    mode: SessionMode,
+    spot: Spot,
+    engine: PlanEngine,
+    degraded: Option<Degraded>,
+}
+
+enum PlanEngine {
+    /// In its engine session.
+    Enter(u64),
+    /// In a new one.
+    Create,
+    /// In none.
+    Without,
+}
+
+enum Room {
+    Enough,
+    Soon,
+    Never(Degraded),
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// An empty table. `nonce`: random, new for each process, so that engine ids can be neither guessed nor repeated.
+    pub fn new(options: SessionOptions, nonce: u64) -> Self {
+        Self {
+            options,
+            slots: BTreeMap::new(),
+            engines: Engines::new(nonce),
+            len: 0,
+            leases: 0,
+            deadlines: BTreeSet::new(),
+            idle: [BTreeSet::new(), BTreeSet::new()],
+        }
+    }
+
+    /// New options, from the next turn on.
+    pub fn set_options(&mut self, options: SessionOptions) {
+        self.options = options;
+    }
+
+    /// A turn is about to be sent.
+    pub fn begin(&mut self, turn: &BeginTurn) -> Begin {
+        let mut closes = Vec::new();
+        self.expire_if_due(turn.key, turn.now_ms, &mut closes);
+        let known = self.session(turn.key).is_some();
+        let outcome = match turn.action {
+            SessionAction::Release if known => {
+                self.end_session(turn.key, CloseCause::Asked, &mut closes);
+                Outcome::Ordinary(NoSession::Released)
+            }
+            _ if known => self.resume(turn, &mut closes),
+            SessionAction::Bind | SessionAction::Open => self.create(turn, &mut closes),
+            SessionAction::None | SessionAction::Close | SessionAction::Release => Outcome::Ordinary(NoSession::Unknown),
+        };
+        self.debug_check(turn.key);
+        Begin { outcome, closes }
+    }
+
+    /// How the open that a lease asked for went. A lease that failed goes on with affinity.
+    pub fn opened(&mut self, lease: &mut Lease, result: OpenResult, now_ms: u64) -> Vec<EngineClose> {
+        let mut closes = Vec::new();
+        if lease.open_timeout_ms.take().is_none() {
+            return closes;
+        }
+        let Some(number) = lease.engine else { return closes };
+        if result == OpenResult::Opened {
+            self.engines.update(number, |engine| {
+                if engine.state == EngineState::Opening {
+                    engine.state = EngineState::Open;
+                }
+            });
+        } else {
+            self.open_failed(lease.key, number, result, now_ms, &mut closes);
+            lease.engine = None;
+            lease.engine_id = None;
+            lease.mode = SessionMode::Affinity;
+            lease.degraded = Some(Degraded::OpenFailed);
+        }
+        self.debug_check(lease.key);
+        closes
+    }
+
+    /// A turn is over. A streaming turn that was [aborted](TurnEnd::Aborted) has to be followed by
+    /// [`released`](Self::released) once the worker has let go; until then neither a turn nor a close gets through.
+    #[must_use = "closes have to be sent"]
+    pub fn end(&mut self, lease: Lease, end: TurnEnd, now_ms: u64) -> Vec<EngineClose> {
+        let mut closes = Vec::new();
+        let key = lease.key;
+        self.leases = self.leases.saturating_sub(1);
+        if let Some(number) = lease.engine {
+            if lease.open_timeout_ms.is_some() {
+                self.open_failed(key, number, OpenResult::Unknown, now_ms, &mut closes);
+            } else {
+                self.end_in_engine(&lease, number, end, now_ms, &mut closes);
+            }
+        }
+        self.end_in_session(&lease, end, now_ms);
+        if let Some(number) = lease.engine {
+            self.shed_tokens(number, &mut closes);
+        }
+        self.debug_check(key);
+        closes
+    }
+
+    /// The worker let go of the aborted turn of a streaming session.
+    #[must_use = "closes have to be sent"]
+    pub fn released(&mut self, key: SessionKey) -> Vec<EngineClose> {
+        let mut closes = Vec::new();
+        let Some(slot) = self.slots.get(&key) else { return closes };
+        let numbers = slot.session.as_ref().and_then(|session| session.engine).into_iter().chain(slot.leaving.clone());
+        for number in numbers {
+            self.engines.update(number, |engine| engine.awaiting_release = false);
+            closes.extend(self.engines.close_if_free(number));
+        }
+        self.debug_check(key);
+        closes
+    }
+
+    /// The final result of a close: confirmed, or given up after all retries.
+    pub fn close_result(&mut self, engine_id: &str, confirmed: bool, now_ms: u64) {
+        let Some(number) = self.engines.find(engine_id) else { return };
+        if self.engines.get(number).is_none_or(|engine| engine.state != EngineState::Closing) {
+            return;
+        }
+        if confirmed {
+            self.forget_engine(number);
+        } else {
+            self.engines.abandon(number, now_ms);
+        }
+    }
+
+    // === a turn begins ===
+
+    fn create(&mut self, turn: &BeginTurn, closes: &mut Vec<EngineClose>) -> Outcome {
+        let plan = match self.plan_open(turn, None, closes) {
+            Ok(plan) => plan,
+            Err(busy) => return Outcome::Busy(busy),
+        };
+        if !self.make_slot(closes) {
+            return Outcome::Ordinary(NoSession::TableFull);
+        }
+        let session = Session {
+            generation: self.engines.number(),
+            mode: plan.mode,
+            wish: None,
+            bound: None,
+            engine: None,
+            has_context: false,
+            ttl_ms: self.options.default_ttl_ms,
+            created_ms: turn.now_ms,
+            last_end_ms: turn.now_ms,
+            in_flight: 0,
+            turns: 0,
+            last_tokens: 0,
+            last_cached_tokens: 0,
+        };
+        self.slots.entry(turn.key).or_default().session = Some(session);
+        self.len += 1;
+        self.enter(turn, plan, closes)
+    }
+
+    fn resume(&mut self, turn: &BeginTurn, closes: &mut Vec<EngineClose>) -> Outcome {
+        let Some(session) = self.session(turn.key) else { return Outcome::Ordinary(NoSession::Unknown) };
+        let (mode, engine, bound) = (session.mode, session.engine, session.bound);
+        let tag_now = matches!(session.wish, Some(ModeWish::Auto | ModeWish::Tag));
+        let plan = match (mode, engine.and_then(|number| self.engines.get(number).map(|engine| (number, engine)))) {
+            (SessionMode::Stream, Some((number, engine))) => self.plan_in_stream(turn, number, engine),
+            (SessionMode::Stream, None) => self.plan_lost(turn, bound, closes),
+            (SessionMode::Tag, engine) => Ok(self.plan_tag(turn, bound, engine)),
+            (SessionMode::Affinity, _) if turn.action == SessionAction::Open => self.plan_open(turn, bound, closes),
+            (SessionMode::Affinity, _) if tag_now && can_tag(turn) && turn.action != SessionAction::Close => {
+                Ok(self.plan_tag(turn, bound, None))
+            }
+            (SessionMode::Affinity, _) => Ok(self.plan_affinity(turn, bound, None)),
+        };
+        match plan {
+            Ok(plan) => self.enter(turn, plan, closes),
+            Err(busy) => Outcome::Busy(busy),
+        }
+    }
+
+    /// A session that starts, or is opened after it was only bound.
+    fn plan_open(&mut self, turn: &BeginTurn, bound: Option<Spot>, closes: &mut Vec<EngineClose>) -> Result<Plan, Busy> {
+        let (mode, degraded) = match turn.action {
+            SessionAction::Open => {
+                let wish = turn.wish.or_else(|| self.session(turn.key)?.wish).unwrap_or_default();
+                wish.resolve(turn.capabilities, turn.accepts)
+            }
+            _ => (SessionMode::Affinity, None),
+        };
+        match mode {
+            SessionMode::Affinity => Ok(self.plan_affinity(turn, bound, degraded)),
+            SessionMode::Tag => Ok(self.plan_tag(turn, bound, None)),
+            SessionMode::Stream => {
+                let spot = self.spot(turn, bound);
+                match self.room(turn, spot, closes)? {
+                    None => {
+                        Ok(Plan { mode: SessionMode::Stream, spot, engine: PlanEngine::Create, degraded: None })
+                    }
+                    Some(why) => Ok(self.plan_affinity(turn, bound, Some(why))),
+                }
+            }
+        }
+    }
+
+    fn plan_affinity(&self, turn: &BeginTurn, bound: Option<Spot>, degraded: Option<Degraded>) -> Plan {
+        let spot = self.spot(turn, bound);
+        Plan { mode: SessionMode::Affinity, spot, engine: PlanEngine::Without, degraded }
+    }
+
+    fn plan_tag(&self, turn: &BeginTurn, bound: Option<Spot>, engine: Option<(u64, &Engine)>) -> Plan {
+        let spot = self.spot(turn, bound);
+        let (engine, degraded) = match engine {
+            _ if !turn.accepts.session_id => (PlanEngine::Without, Some(Degraded::Route)),
+            Some((number, engine)) if engine.spot == spot => (PlanEngine::Enter(number), None),
+            // A tag made for the last turn only would be closed at once.
+            _ if turn.action == SessionAction::Close => (PlanEngine::Without, None),
+            _ if can_tag(turn) => (PlanEngine::Create, None),
+            _ => (PlanEngine::Without, Some(Degraded::Worker)),
+        };
+        Plan { mode: SessionMode::Tag, spot, engine, degraded }
+    }
+
+    /// A streaming session with its engine session open: pinned, and one turn at a time.
+    fn plan_in_stream(&self, turn: &BeginTurn, number: u64, engine: &Engine) -> Result<Plan, Busy> {
+        let plan = |what, degraded| Plan { mode: SessionMode::Stream, spot: engine.spot, engine: what, degraded };
+        if !turn.accepts.session_params {
+            return Ok(plan(PlanEngine::Without, Some(Degraded::Route)));
+        }
+        if engine.in_flight > 0 {
+            return Err(Busy::Turn);
+        }
+        if engine.awaiting_release {
+            return Err(Busy::Abort);
+        }
+        Ok(plan(PlanEngine::Enter(number), None))
+    }
+
+    /// A streaming session whose engine session is gone.
+    fn plan_lost(&mut self, turn: &BeginTurn, bound: Option<Spot>, closes: &mut Vec<EngineClose>) -> Result<Plan, Busy> {
+        let spot = self.spot(turn, bound);
+        let without = |degraded| Plan { mode: SessionMode::Stream, spot, engine: PlanEngine::Without, degraded };
+        if turn.action == SessionAction::Close {
+            return Ok(without(None));
+        }
+        if !turn.accepts.session_params {
+            return Ok(without(Some(Degraded::Route)));
+        }
+        if !turn.capabilities.stream {
+            return Ok(without(Some(Degraded::Worker)));
+        }
+        match self.room(turn, spot, closes)? {
+            None => Ok(Plan { mode: SessionMode::Stream, spot, engine: PlanEngine::Create, degraded: None }),
+            Some(why) => Ok(without(Some(why))),
+        }
+    }
+
+    /// Where the turn goes: the rank stays while the worker does.
+    fn spot(&self, turn: &BeginTurn, bound: Option<Spot>) -> Spot {
+        match bound {
+            Some(spot) if spot.0 == turn.worker && (turn.rank.is_none() || turn.rank == spot.1) => spot,
+            _ => (turn.worker, turn.rank.or_else(|| self.least_held_rank(turn.worker, turn.capabilities.dp_size))),
+        }
+    }
+
+    /// Whether one more streaming session may be opened in a place; `Some`: no, and why. Closes what has been idle long
+    /// enough to make room.
+    fn room(&mut self, turn: &BeginTurn, spot: Spot, closes: &mut Vec<EngineClose>) -> Result<Option<Degraded>, Busy> {
+        let in_the_way = |number: &u64| {
+            self.engines.get(*number).is_some_and(|engine| {
+                engine.mode == SessionMode::Stream
+                    && !engine.lost
+                    && matches!(engine.state, EngineState::Leaving | EngineState::Closing)
+            })
+        };
+        if self.slots.get(&turn.key).is_some_and(|slot| slot.leaving.iter().any(in_the_way)) {
+            return Err(Busy::Close);
+        }
+        if turn.cap.rows == 0 {
+            return Ok(Some(Degraded::Rows));
+        }
+        if turn.cap.tokens == 0 {
+            return Ok(Some(Degraded::Tokens));
+        }
+        let since_ms = turn.now_ms.checked_sub(self.options.evict_after_idle_ms);
+        loop {
+            match self.room_in(turn, spot) {
+                Room::Enough => return Ok(None),
+                Room::Soon => return Err(Busy::Room),
+                Room::Never(why) => {
+                    match since_ms.and_then(|since_ms| self.engines.longest_idle(spot, since_ms)) {
+                        Some(number) => self.evict(number, closes),
+                        None => return Ok(Some(why)),
+                    }
+                }
+            }
+        }
+    }
+
+    fn room_in(&self, turn: &BeginTurn, spot: Spot) -> Room {
+        let Some(place) = self.engines.place(spot) else { return Room::Enough };
+        let rows_after = place.rows.saturating_sub(place.closing_rows);
+        let tokens_after = place.tokens.saturating_sub(place.closing_tokens);
+        if rows_after >= turn.cap.rows {
+            Room::Never(Degraded::Rows)
+        } else if tokens_after >= turn.cap.tokens {
+            Room::Never(Degraded::Tokens)
+        } else if place.rows >= turn.cap.rows || place.tokens >= turn.cap.tokens {
+            Room::Soon
+        } else {
+            Room::Enough
+        }
+    }
+
+    fn enter(&mut self, turn: &BeginTurn, plan: Plan, closes: &mut Vec<EngineClose>) -> Outcome {
+        let Some(slot) = self.slots.get_mut(&turn.key) else { return Outcome::Ordinary(NoSession::Unknown) };
+        let Some(session) = slot.session.as_mut() else { return Outcome::Ordinary(NoSession::Unknown) };
+        if session.in_flight == 0 {
+            forget_idle(&mut self.deadlines, &mut self.idle, turn.key, session);
+        }
+        if let (SessionAction::Bind | SessionAction::Open, Some(ttl_ms)) = (turn.action, turn.ttl_ms) {
+            session.ttl_ms = ttl_ms;
+        }
+        if turn.action == SessionAction::Open {
+            session.wish = Some(turn.wish.or(session.wish).unwrap_or_default());
+        }
+        session.mode = plan.mode;
+        if session.bound != Some(plan.spot) {
+            if let Some(old) = session.bound.replace(plan.spot) {
+                self.engines.unbind(old);
+            }
+            self.engines.bind(plan.spot);
+        }
+        let stale = session.engine.filter(|&number| self.engines.get(number).is_some_and(|e| e.spot != plan.spot));
+        if let Some(number) = stale {
+            session.engine = None;
+            slot.leaving.push(number);
+            self.engines.detach(number, CloseCause::Moved, false);
+            closes.extend(self.engines.close_if_free(number));
+        }
+        let lost = session.mode == SessionMode::Stream && session.engine.is_none() && session.has_context;
+        let mut lease = Lease {
+            key: turn.key,
+            turn: session.turns.saturating_add(session.in_flight).saturating_add(1),
+            worker: plan.spot.0,
+            rank: plan.spot.1,
+            mode: SessionMode::Affinity,
+            engine_id: None,
+            open_timeout_ms: None,
+            context_lost: lost,
+            degraded: plan.degraded,
+            generation: session.generation,
+            engine: None,
+        };
+        match plan.engine {
+            PlanEngine::Enter(number) => {
+                self.engines.enter(number, turn.cap.tokens);
+                lease.engine = Some(number);
+                lease.mode = session.mode;
+            }
+            PlanEngine::Create => {
+                let timeout_ms = session
+                    .ttl_ms
+                    .saturating_add(self.options.max_turn_ms)
+                    .saturating_add(self.options.engine_timeout_margin_ms);
+                let number =
+                    self.engines.create(turn.key, plan.spot, plan.mode, timeout_ms, turn.cap.tokens, turn.now_ms);
+                session.engine = Some(number);
+                session.has_context = false;
+                lease.engine = Some(number);
+                lease.mode = session.mode;
+                lease.open_timeout_ms = (plan.mode == SessionMode::Stream).then_some(timeout_ms);
+            }
+            // The last turn, by a route that cannot enter: hold the engine session so that its close comes after the turn.
+            PlanEngine::Without if turn.action == SessionAction::Close => {
+                let free = |number: &u64| {
+                    self.engines.get(*number).is_some_and(|e| e.mode == SessionMode::Tag || e.in_flight == 0)
+                };
+                if let Some(number) = session.engine.filter(free) {
+                    lease.engine = Some(number);
+                    self.engines.enter(number, turn.cap.tokens);
+                }
+            }
+            PlanEngine::Without => {}
+        }
+        if lease.mode != SessionMode::Affinity {
+            lease.engine_id = lease.engine.and_then(|number| self.engines.get(number)).map(|e| Arc::clone(&e.id));
+        }
+        session.in_flight += 1;
+        self.leases += 1;
+        if turn.action == SessionAction::Close {
+            self.end_session(turn.key, CloseCause::Asked, closes);
+        }
+        Outcome::Ready(lease)
+    }
+
+    // === a turn ends ===
+
+    fn end_in_engine(
+        &mut self,
+        lease: &Lease,
+        number: u64,
+        end: TurnEnd,
+        now_ms: u64,
+        closes: &mut Vec<EngineClose>,
+    ) {
+        self.engines.leave(number, now_ms);
+        if lease.mode == SessionMode::Stream {
+            match end {
+                TurnEnd::Finished(Some(usage)) => self.engines.finished(number, usage),
+                TurnEnd::Aborted => self.engines.aborted(number),
+                TurnEnd::EngineGone => self.forget_engine(number),
+                TurnEnd::Finished(None) | TurnEnd::NotServed => {}
+            }
+        }
+        closes.extend(self.engines.close_if_free(number));
+    }
+
+    fn end_in_session(&mut self, lease: &Lease, end: TurnEnd, now_ms: u64) {
+        let Some(session) = self.slots.get_mut(&lease.key).and_then(|slot| slot.session.as_mut()) else { return };
+        if session.generation != lease.generation {
+            return;
+        }
+        session.in_flight = session.in_flight.saturating_sub(1);
+        session.last_end_ms = session.last_end_ms.max(now_ms);
+        if matches!(end, TurnEnd::Finished(_) | TurnEnd::Aborted) {
+            session.turns = session.turns.saturating_add(1);
+        }
+        if let TurnEnd::Finished(usage) = end {
+            if lease.mode == SessionMode::Stream && session.engine == lease.engine {
+                session.has_context = true;
+            }
+            if let Some(usage) = usage {
+                session.last_tokens = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+                session.last_cached_tokens = usage.cached_tokens;
+            }
+        }
+        if session.in_flight == 0 {
+            remember_idle(&mut self.deadlines, &mut self.idle, lease.key, session);
+        }
+    }
+
+    /// Closes the longest idle streaming sessions of a place while what they hold together is over its cap: the engine can
+    /// evict none of it, and with its pool full of it runs nothing at all.
+    fn shed_tokens(&mut self, number: u64, closes: &mut Vec<EngineClose>) {
+        let Some(spot) = self.engines.get(number).filter(|e| e.mode == SessionMode::Stream).map(|e| e.spot) else { return };
+        while self.engines.place(spot).is_some_and(|place| place.live_tokens > place.cap_tokens) {
+            let Some(victim) = self.engines.longest_idle(spot, u64::MAX) else { return };
+            self.evict(victim, closes);
+        }
+    }
+
+    /// Takes an engine session away from its session, which is lost then.
+    fn evict(&mut self, number: u64, closes: &mut Vec<EngineClose>) {
+        let Some(key) = self.engines.get(number).map(|engine| engine.key) else { return };
+        if let Some(slot) = self.slots.get_mut(&key) {
+            if let Some(session) = slot.session.as_mut().filter(|session| session.engine == Some(number)) {
+                session.engine = None;
+            }
+            slot.leaving.push(number);
+        }
+        self.engines.detach(number, CloseCause::Evicted, false);
+        closes.extend(self.engines.close_if_free(number));
+    }
+
+    fn open_failed(
+        &mut self,
+        key: SessionKey,
+        number: u64,
+        result: OpenResult,
+        now_ms: u64,
+        closes: &mut Vec<EngineClose>,
+    ) {
+        self.engines.leave(number, now_ms);
+        if let Some(slot) = self.slots.get_mut(&key) {
+            if let Some(session) = slot.session.as_mut().filter(|session| session.engine == Some(number)) {
+                session.engine = None;
+                session.mode = SessionMode::Affinity;
+                slot.leaving.push(number);
+            }
+        }
+        if result == OpenResult::Refused {
+            self.forget_engine(number);
+        } else {
+            self.engines.detach(number, CloseCause::OpenUnknown, false);
+            closes.extend(self.engines.close_if_free(number));
+        }
+    }
+
+    // === shared by all ===
+
+    pub(super) fn session(&self, key: SessionKey) -> Option<&Session> {
+        self.slots.get(&key)?.session.as_ref()
+    }
+
+    /// The session is no more. What its engine session still holds is closed as soon as nothing stands against it.
+    pub(super) fn end_session(&mut self, key: SessionKey, cause: CloseCause, closes: &mut Vec<EngineClose>) {
+        let Some(slot) = self.slots.get_mut(&key) else { return };
+        let Some(session) = slot.session.take() else { return };
+        self.len = self.len.saturating_sub(1);
+        forget_idle(&mut self.deadlines, &mut self.idle, key, &session);
+        if let Some(spot) = session.bound {
+            self.engines.unbind(spot);
+        }
+        if let Some(number) = session.engine {
+            slot.leaving.push(number);
+            self.engines.detach(number, cause, false);
+            closes.extend(self.engines.close_if_free(number));
+        }
+        self.drop_empty_slot(key);
+    }
+
+    /// The session is bound to nothing; its engine session, if any, is to be closed and in nobody's way.
+    pub(super) fn unbind_session(&mut self, key: SessionKey, cause: CloseCause, closes: &mut Vec<EngineClose>) {
+        let Some(slot) = self.slots.get_mut(&key) else { return };
+        let Some(session) = slot.session.as_mut() else { return };
+        if let Some(spot) = session.bound.take() {
+            self.engines.unbind(spot);
+        }
+        if let Some(number) = session.engine.take() {
+            slot.leaving.push(number);
+            self.engines.detach(number, cause, true);
+            closes.extend(self.engines.close_if_free(number));
+        }
+    }
+
+    /// The engine session is no more.
+    pub(super) fn forget_engine(&mut self, number: u64) {
+        let Some(engine) = self.engines.remove(number) else { return };
+        let Some(slot) = self.slots.get_mut(&engine.key) else { return };
+        slot.leaving.retain(|&other| other != number);
+        if let Some(session) = slot.session.as_mut().filter(|session| session.engine == Some(number)) {
+            session.engine = None;
+        }
+        self.drop_empty_slot(engine.key);
+    }
+
+    fn drop_empty_slot(&mut self, key: SessionKey) {
+        if self.slots.get(&key).is_some_and(|slot| slot.session.is_none() && slot.leaving.is_empty()) {
+            self.slots.remove(&key);
+        }
+    }
+
+    /// Room for one more session, if need be at the cost of the longest idle one that holds nothing, or only a tag.
+    fn make_slot(&mut self, closes: &mut Vec<EngineClose>) -> bool {
+        while self.len >= self.options.max_sessions {
+            let Some(&(_, key)) = self.idle.iter().find_map(|idle| idle.first()) else { return false };
+            self.end_session(key, CloseCause::Evicted, closes);
+        }
+        true
+    }
+
+    /// The rank of a worker that holds least: rows, then sessions, then the lowest number. None without ranks to choose from.
+    pub fn least_held_rank(&self, worker: WorkerId, dp_size: u32) -> Option<u32> {
+        if dp_size < 2 {
+            return None;
+        }
+        (0..dp_size).min_by_key(|&rank| {
+            self.engines.place((worker, Some(rank))).map_or((0, 0), |place| (place.rows, place.sessions))
+        })
+    }
+}
+
+fn can_tag(turn: &BeginTurn) -> bool {
+    turn.capabilities.tag && turn.accepts.session_id
+}
+
+fn idle_class(mode: SessionMode) -> Option<usize> {
+    match mode {
+        SessionMode::Affinity => Some(0),
+        SessionMode::Tag => Some(1),
+        SessionMode::Stream => None,
+    }
+}
+
+fn remember_idle(
+    deadlines: &mut BTreeSet<(u64, SessionKey)>,
+    idle: &mut [BTreeSet<(u64, SessionKey)>; 2],
+    key: SessionKey,
+    session: &Session,
+) {
+    deadlines.insert((session.deadline_ms(), key));
+    if let Some(class) = idle_class(session.mode).and_then(|class| idle.get_mut(class)) {
+        class.insert((session.last_end_ms, key));
+    }
+}
+
+fn forget_idle(
+    deadlines: &mut BTreeSet<(u64, SessionKey)>,
+    idle: &mut [BTreeSet<(u64, SessionKey)>; 2],
+    key: SessionKey,
+    session: &Session,
+) {
+    deadlines.remove(&(session.deadline_ms(), key));
+    if let Some(class) = idle_class(session.mode).and_then(|class| idle.get_mut(class)) {
+        class.remove(&(session.last_end_ms, key));
+    }
+}
+
+// === impl Session ===
+
+impl Session {
+    /// When it expires if no turn begins.
+    pub fn deadline_ms(&self) -> u64 {
+        self.last_end_ms.saturating_add(self.ttl_ms)
+    }
+}
