@@ -1,1 +1,46 @@
-//! Turnstile.
+//! Runs Proxy-Wasm plugins on wasmtime.
+//!
+//! Any module made for ABI 0.1.0, 0.2.0 or 0.2.1 runs unchanged. This crate knows nothing of sockets or of a proxy: the
+//! gateway lends each callback a [`StreamEnv`], the guest reads and writes through it, and what the guest wants done
+//! comes back as [`Effects`] after the callback has returned. No call blocks, waits or awaits.
+#![deny(unsafe_code)]
+
+mod abi;
+mod callback;
+mod compile_cache;
+mod env;
+mod guest_memory;
+mod host;
+mod http_env;
+mod imports;
+mod instance;
+mod link_check;
+mod log_budget;
+mod metrics;
+mod outcome;
+pub mod pairs;
+mod plugin;
+mod precompiled;
+mod runtime;
+mod services;
+mod shard;
+mod shared_data;
+mod shared_queues;
+mod spec;
+mod stats;
+mod stream;
+
+pub use abi::{AbiVersion, BufferType, LogLevel, MapType, MetricType, Status};
+pub use callback::Callback;
+pub use env::{HeaderPairs, Lent, NoEnv, StreamEnv};
+pub use http_env::{Body, FieldMap, HttpEnv, RequestMap, ResponseMap};
+pub use metrics::{HISTOGRAM_BOUNDS, MetricError, MetricSnapshot, MetricValue, PluginMetrics};
+pub use outcome::{Action, CallOutcome, CallResult, Effects, Fault, FaultKind, LocalResponse, PluginError, StartPhase};
+pub use plugin::{Plugin, TickReport};
+pub use runtime::{Runtime, RuntimeError, RuntimeOptions};
+pub use services::{LogLine, PluginServices, SharedState};
+pub use shared_data::{NameSpace, SharedData, SharedDataError};
+pub use shared_queues::{QueueError, SharedQueues};
+pub use spec::{Limits, PluginSpec};
+pub use stats::PluginStats;
+pub use stream::{Stream, StreamKey};

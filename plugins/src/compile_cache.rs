@@ -1,0 +1,188 @@
+//! Compiled modules on disk.
+//!
+//! A module's file is named by the SHA-256 of its wasm and by the engine's settings; beside it stands its own checksum.
+//! The directory must be private to this user, see [`precompiled`](crate::precompiled) for why.
+
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::hash::{Hash, Hasher};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use sha2::{Digest, Sha256};
+use wasmtime::{Engine, Module};
+
+use crate::precompiled;
+
+/// Most compiled modules kept; the oldest go first.
+const MAX_MODULES: usize = 64;
+const EXTENSION: &str = "cwasm";
+const CHECKSUM_EXTENSION: &str = "sha256";
+
+/// A private directory of compiled modules.
+#[derive(Debug)]
+pub(crate) struct CompileCache {
+    dir: PathBuf,
+    owner: u32,
+    settings: String,
+    next_temporary: AtomicU64,
+}
+
+impl CompileCache {
+    /// Opens a directory, making it if it is missing.
+    ///
+    /// # Errors
+    /// Text that says why the directory cannot be trusted or used.
+    pub(crate) fn open(dir: &Path, engine: &Engine) -> Result<Self, String> {
+        let text = |error: io::Error| error.to_string();
+        if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(dir) {
+            return Err(error.to_string());
+        }
+        let dir = fs::canonicalize(dir).map_err(text)?;
+        let metadata = fs::symlink_metadata(&dir).map_err(text)?;
+        if metadata.mode() & 0o077 != 0 {
+            return Err(format!("others have access to it (mode {:o}, wanted 700)", metadata.mode() & 0o7777));
+        }
+        let mut cache = Self { dir, owner: 0, settings: settings_name(engine), next_temporary: AtomicU64::new(0) };
+        // A file of ours tells who we are.
+        let (path, file) = cache.temporary().map_err(text)?;
+        let ours = file.metadata().map_err(text);
+        let _ = fs::remove_file(path);
+        cache.owner = ours?.uid();
+        if metadata.uid() != cache.owner {
+            return Err("it belongs to another user".to_owned());
+        }
+        Ok(cache)
+    }
+
+    /// The compiled form of these bytes, if it is here and sound. A file that is not sound is removed.
+    pub(crate) fn load(&self, engine: &Engine, wasm: &[u8]) -> Option<Module> {
+        let path = self.path(wasm);
+        if !path.exists() {
+            return None;
+        }
+        let loaded = self
+            .check(&path)
+            .and_then(|()| precompiled::load(engine, &path).map_err(|error| io::Error::other(format!("{error:#}"))));
+        match loaded {
+            Ok(module) => Some(module),
+            Err(error) => {
+                tracing::warn!(file = %path.display(), %error, "compiled plugin is not sound; compiling again");
+                let _ = fs::remove_file(&path);
+                let _ = fs::remove_file(path.with_extension(CHECKSUM_EXTENSION));
+                None
+            }
+        }
+    }
+
+    fn check(&self, path: &Path) -> io::Result<()> {
+        let metadata = fs::symlink_metadata(path)?;
+        if !metadata.is_file() || metadata.uid() != self.owner || metadata.mode() & 0o022 != 0 {
+            return Err(io::Error::other("not a private file of this user"));
+        }
+        let noted = fs::read(path.with_extension(CHECKSUM_EXTENSION))?;
+        let mut file = File::open(path)?;
+        let mut digest = Sha256::new();
+        let mut chunk = vec![0; 256 << 10];
+        loop {
+            let n = file.read(&mut chunk)?;
+            if n == 0 {
+                break;
+            }
+            digest.update(chunk.get(..n).unwrap_or_default());
+        }
+        if noted != hex(&digest.finalize()).as_bytes() {
+            return Err(io::Error::other("checksum does not match"));
+        }
+        Ok(())
+    }
+
+    /// Keeps a compiled module.
+    ///
+    /// # Errors
+    /// Text of the IO error; the cache is as before then.
+    pub(crate) fn store(&self, module: &Module, wasm: &[u8]) -> Result<(), String> {
+        let compiled = module.serialize().map_err(|error| format!("{error:#}"))?;
+        let path = self.path(wasm);
+        let write = || -> io::Result<()> {
+            // The checksum first: a module without one is not loaded.
+            self.write_atomically(
+                &path.with_extension(CHECKSUM_EXTENSION),
+                hex(&Sha256::digest(&compiled)).as_bytes(),
+            )?;
+            self.write_atomically(&path, &compiled)
+        };
+        write().map_err(|error| error.to_string())?;
+        self.prune().map_err(|error| error.to_string())
+    }
+
+    fn write_atomically(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        let (temporary, mut file) = self.temporary()?;
+        let written = file.write_all(content).and_then(|()| fs::rename(&temporary, path));
+        if written.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+
+    fn temporary(&self) -> io::Result<(PathBuf, File)> {
+        let number = self.next_temporary.fetch_add(1, Relaxed);
+        let path = self.dir.join(format!(".new-{}-{number}", std::process::id()));
+        // A file of this name can only be a leftover of a process that died.
+        let _ = fs::remove_file(&path);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        Ok((path, file))
+    }
+
+    fn prune(&self) -> io::Result<()> {
+        let mut modules = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == EXTENSION) {
+                modules.push((fs::metadata(&path)?.modified()?, path));
+            }
+        }
+        modules.sort();
+        let surplus = modules.len().saturating_sub(MAX_MODULES);
+        for (_, path) in modules.into_iter().take(surplus) {
+            fs::remove_file(path.with_extension(CHECKSUM_EXTENSION))?;
+            fs::remove_file(path)?;
+        }
+        Ok(())
+    }
+
+    fn path(&self, wasm: &[u8]) -> PathBuf {
+        self.dir.join(format!("{}-{}.{EXTENSION}", hex(&Sha256::digest(wasm)), self.settings))
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// The engine's version and settings as 16 hex digits, the same in every process.
+fn settings_name(engine: &Engine) -> String {
+    struct Fingerprint(Sha256);
+    impl Hasher for Fingerprint {
+        fn write(&mut self, bytes: &[u8]) {
+            self.0.update(bytes);
+        }
+
+        fn finish(&self) -> u64 {
+            let digest = self.0.clone().finalize();
+            digest.first_chunk::<8>().map_or(0, |head| u64::from_be_bytes(*head))
+        }
+    }
+    let mut fingerprint = Fingerprint(Sha256::new());
+    engine.precompile_compatibility_hash().hash(&mut fingerprint);
+    format!("{:016x}", fingerprint.finish())
+}
+
+#[cfg(test)]
+#[path = "compile_cache_tests.rs"]
+mod tests;

@@ -1,0 +1,238 @@
+//! The host's side of one instance: what its imports read and write.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Instant;
+
+use bytes::Bytes;
+use hashbrown::HashMap;
+use wasmtime::{Memory, ResourceLimiter, TypedFunc};
+
+use crate::abi::{AbiVersion, LogLevel};
+use crate::callback::{Callback, CallbackSet};
+use crate::env::StreamEnv;
+use crate::log_budget::{LogBudget, Verdict};
+use crate::outcome::Effects;
+use crate::services::{LogLine, PluginServices};
+use crate::shared_data::NameSpace;
+use crate::spec::PluginSpec;
+use crate::stats::StatsCounters;
+
+/// The one root context of an instance. Stream contexts count up from the next number.
+pub(crate) const ROOT_CONTEXT: u32 = 1;
+
+/// Longest log line handed to the gateway, bytes.
+const MAX_LOG_LINE: usize = 16 << 10;
+
+/// What all instances of one plugin share.
+pub(crate) struct Loaded {
+    pub(crate) spec: PluginSpec,
+    pub(crate) abi: AbiVersion,
+    pub(crate) callbacks: CallbackSet,
+    pub(crate) services: Arc<dyn PluginServices>,
+    pub(crate) name_space: NameSpace,
+    pub(crate) stats: StatsCounters,
+    log_budget: LogBudget,
+    started: Instant,
+    told: AtomicU32,
+}
+
+/// Things said once in a plugin's life.
+#[derive(Clone, Copy, Debug)]
+#[repr(u32)]
+pub(crate) enum Once {
+    HttpCall = 1,
+    GrpcCall = 2,
+    UnknownImport = 4,
+}
+
+impl Loaded {
+    pub(crate) fn new(
+        spec: PluginSpec,
+        abi: AbiVersion,
+        callbacks: CallbackSet,
+        services: Arc<dyn PluginServices>,
+    ) -> Self {
+        Self {
+            name_space: services.shared().data.space(&spec.vm_id),
+            log_budget: LogBudget::new(spec.limits.log_lines_per_s),
+            stats: StatsCounters::default(),
+            started: Instant::now(),
+            told: AtomicU32::new(0),
+            spec,
+            abi,
+            callbacks,
+            services,
+        }
+    }
+
+    /// A line of the guest's.
+    pub(crate) fn log(&self, level: LogLevel, message: &[u8]) {
+        if level < self.services.log_level(&self.spec.name) {
+            return;
+        }
+        let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let Verdict::Write { dropped_before } = self.log_budget.take(now_ms) else {
+            self.stats.log_lines_dropped.fetch_add(1, Relaxed);
+            return;
+        };
+        let plugin = &*self.spec.name;
+        if dropped_before > 0 {
+            let message = format!("{dropped_before} log lines dropped, limit is {} a second", self.log_budget.per_s());
+            self.services.log(LogLine { plugin, level: LogLevel::Warn, message: &message });
+        }
+        let message = String::from_utf8_lossy(message.get(..MAX_LOG_LINE).unwrap_or(message));
+        self.services.log(LogLine { plugin, level, message: &message });
+    }
+
+    /// A line of the host's about a mistake of the guest's that was answered with OK.
+    pub(crate) fn tolerate(&self, mistake: std::fmt::Arguments<'_>) {
+        self.stats.tolerated.fetch_add(1, Relaxed);
+        self.log(LogLevel::Warn, mistake.to_string().as_bytes());
+    }
+
+    pub(crate) fn say_once(&self, what: Once, message: std::fmt::Arguments<'_>) {
+        if self.told.fetch_or(what as u32, Relaxed) & what as u32 == 0 {
+            let message = message.to_string();
+            self.services.log(LogLine { plugin: &self.spec.name, level: LogLevel::Warn, message: &message });
+        }
+    }
+
+    pub(crate) fn monotonic_ns(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// What the guest may call now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The start functions run: logging and WASI only.
+    Starting,
+    /// A callback runs: everything.
+    Running,
+    /// The guest's allocator runs on the host's behalf: logging, clocks and `fd_write` only.
+    Allocating,
+}
+
+/// Store data of one instance.
+pub(crate) struct Host {
+    pub(crate) plugin: Arc<Loaded>,
+    pub(crate) memory: Option<Memory>,
+    pub(crate) allocate: Option<TypedFunc<u32, u32>>,
+    pub(crate) phase: Phase,
+    /// The callback that runs now.
+    pub(crate) callback: Option<Callback>,
+    /// The context whose things the guest reads and writes now.
+    pub(crate) effective: u32,
+    /// The context whose environment is lent; 0 for none.
+    pub(crate) lender: u32,
+    pub(crate) env: Option<Box<dyn StreamEnv>>,
+    /// Effects on the lender.
+    pub(crate) effects: Effects,
+    /// Live stream contexts, with effects that callbacks of other contexts asked for.
+    pub(crate) streams: HashMap<u32, Effects>,
+    pub(crate) foreign_arguments: Bytes,
+    pub(crate) tick_period_ms: u32,
+    pub(crate) tick_changed: bool,
+    /// Queues that this instance registered, and its name as their consumer.
+    pub(crate) queues: Vec<u32>,
+    pub(crate) consumer: u64,
+    pub(crate) root_end: RootEnd,
+    pub(crate) limiter: MemoryLimiter,
+    /// The callback is past its deadline and in its grace.
+    pub(crate) late: bool,
+    /// Kept for its capacity.
+    pub(crate) scratch: Vec<u8>,
+}
+
+/// How far the root context has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RootEnd {
+    No,
+    /// `proxy_on_done` asked for time.
+    Pending,
+    /// `proxy_done` was called since.
+    Done,
+}
+
+impl Host {
+    pub(crate) fn new(plugin: Arc<Loaded>, consumer: u64) -> Self {
+        let limits = plugin.spec.limits;
+        Self {
+            limiter: MemoryLimiter::new(limits.memory_bytes, limits.table_elements),
+            plugin,
+            memory: None,
+            allocate: None,
+            phase: Phase::Starting,
+            callback: None,
+            effective: ROOT_CONTEXT,
+            lender: 0,
+            env: None,
+            effects: Effects::default(),
+            streams: HashMap::new(),
+            foreign_arguments: Bytes::new(),
+            tick_period_ms: 0,
+            tick_changed: false,
+            queues: Vec::new(),
+            consumer,
+            root_end: RootEnd::No,
+            late: false,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Where effects on the effective context go: to the callback's outcome or, for another live stream, to its later
+    /// callers. Nothing if the effective context is the root.
+    pub(crate) fn effects(&mut self) -> Option<&mut Effects> {
+        if self.effective == self.lender { Some(&mut self.effects) } else { self.streams.get_mut(&self.effective) }
+    }
+
+    pub(crate) fn lenient(&self) -> bool {
+        self.plugin.spec.lenient
+    }
+}
+
+/// Bounds the memory and tables of one instance and remembers if it refused.
+#[derive(Debug)]
+pub(crate) struct MemoryLimiter {
+    memory_bytes: usize,
+    table_elements: usize,
+    pub(crate) high_water: usize,
+    pub(crate) refused: bool,
+}
+
+impl MemoryLimiter {
+    fn new(memory_bytes: usize, table_elements: usize) -> Self {
+        Self { memory_bytes, table_elements, high_water: 0, refused: false }
+    }
+}
+
+impl ResourceLimiter for MemoryLimiter {
+    fn memory_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        let allowed = desired <= self.memory_bytes;
+        if allowed {
+            self.high_water = self.high_water.max(desired);
+        } else {
+            self.refused = true;
+        }
+        Ok(allowed)
+    }
+
+    fn table_growing(&mut self, _: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        let allowed = desired <= self.table_elements;
+        self.refused |= !allowed;
+        Ok(allowed)
+    }
+
+    fn instances(&self) -> usize {
+        1
+    }
+
+    fn memories(&self) -> usize {
+        1
+    }
+
+    fn tables(&self) -> usize {
+        16
+    }
+}

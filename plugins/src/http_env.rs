@@ -1,0 +1,389 @@
+//! Ready-made pieces of a stream environment over the `http` crate's types.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use bytes::Bytes;
+use hashbrown::HashMap;
+use http::header::{CONTENT_LENGTH, HOST};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+
+use crate::abi::{BufferType, MapType, Status};
+use crate::env::{HeaderPairs, StreamEnv};
+
+/// Headers without pseudo-headers: trailers, or the common part of the maps below.
+#[derive(Clone, Debug, Default)]
+pub struct FieldMap {
+    /// The fields.
+    pub fields: HeaderMap,
+}
+
+/// A request's headers with its pseudo-headers. `host` and `:authority` are the same thing here, shown as `:authority`.
+#[derive(Clone, Debug)]
+pub struct RequestMap {
+    /// `:method`
+    pub method: Method,
+    /// `:path`, with the query.
+    pub path: Bytes,
+    /// `:authority`
+    pub authority: Bytes,
+    /// `:scheme`; guests cannot change it.
+    pub scheme: &'static str,
+    /// Everything else, without `host`.
+    pub fields: FieldMap,
+}
+
+/// A response's headers with `:status`.
+#[derive(Clone, Debug)]
+pub struct ResponseMap {
+    /// `:status`
+    pub status: StatusCode,
+    /// Everything else.
+    pub fields: FieldMap,
+}
+
+/// A held body that guests may edit.
+#[derive(Clone, Debug, Default)]
+pub struct Body {
+    /// The bytes held now.
+    pub bytes: Bytes,
+}
+
+/// A whole exchange in memory: enough to run plugins in tests, tools and benchmarks.
+#[derive(Debug, Default)]
+pub struct HttpEnv {
+    /// Headers of the request.
+    pub request: Option<RequestMap>,
+    /// Body of the request.
+    pub request_body: Option<Body>,
+    /// Trailers of the request.
+    pub request_trailers: Option<FieldMap>,
+    /// Headers of the response.
+    pub response: Option<ResponseMap>,
+    /// Body of the response.
+    pub response_body: Option<Body>,
+    /// Trailers of the response.
+    pub response_trailers: Option<FieldMap>,
+    /// Properties by the path the guest gives.
+    pub properties: HashMap<Vec<u8>, Vec<u8>>,
+}
+
+// === impl FieldMap ===
+
+impl FieldMap {
+    /// Wraps a header map.
+    pub fn new(fields: HeaderMap) -> Self {
+        Self { fields }
+    }
+
+    fn parse(name: &[u8], value: &[u8]) -> Result<(HeaderName, HeaderValue), Status> {
+        let name = HeaderName::from_bytes(name).map_err(|_| Status::BadArgument)?;
+        let value = HeaderValue::from_bytes(value).map_err(|_| Status::BadArgument)?;
+        let is_number = || !value.is_empty() && value.as_bytes().iter().all(u8::is_ascii_digit);
+        if name == CONTENT_LENGTH && !is_number() {
+            return Err(Status::BadArgument);
+        }
+        Ok((name, value))
+    }
+}
+
+impl HeaderPairs for FieldMap {
+    fn len(&self) -> usize {
+        self.fields.len()
+    }
+
+    fn for_each(&self, each: &mut dyn FnMut(&[u8], &[u8])) {
+        for (name, value) in &self.fields {
+            each(name.as_str().as_bytes(), value.as_bytes());
+        }
+    }
+
+    fn get(&self, name: &[u8]) -> Option<Cow<'_, [u8]>> {
+        let name = HeaderName::from_bytes(name).ok()?;
+        self.fields.get(name).map(|value| Cow::Borrowed(value.as_bytes()))
+    }
+
+    fn add(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        let (name, value) = Self::parse(name, value)?;
+        // A second content-length would make the message ambiguous.
+        if name == CONTENT_LENGTH {
+            self.fields.insert(name, value);
+        } else {
+            self.fields.try_append(name, value).map_err(|_| Status::BadArgument)?;
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        let (name, value) = Self::parse(name, value)?;
+        self.fields.try_insert(name, value).map_err(|_| Status::BadArgument)?;
+        Ok(())
+    }
+
+    fn remove(&mut self, name: &[u8]) -> Result<(), Status> {
+        if let Ok(name) = HeaderName::from_bytes(name) {
+            self.fields.remove(name);
+        }
+        Ok(())
+    }
+
+    fn replace_all(&mut self, pairs: &[(&[u8], &[u8])]) -> Result<(), Status> {
+        let mut map = FieldMap::default();
+        for (name, value) in pairs {
+            map.add(name, value)?;
+        }
+        *self = map;
+        Ok(())
+    }
+}
+
+// === impl RequestMap ===
+
+/// What a name of a request map stands for.
+enum RequestName {
+    Method,
+    Path,
+    Authority,
+    Scheme,
+    UnknownPseudo,
+    Field,
+}
+
+impl RequestMap {
+    /// A request for `path` (with query) at `authority`; a `host` field is taken out of `fields`.
+    pub fn new(method: Method, path: impl Into<Bytes>, authority: impl Into<Bytes>, mut fields: HeaderMap) -> Self {
+        let mut authority = authority.into();
+        if let Some(host) = fields.remove(HOST)
+            && authority.is_empty()
+        {
+            authority = Bytes::copy_from_slice(host.as_bytes());
+        }
+        Self { method, path: path.into(), authority, scheme: "http", fields: FieldMap::new(fields) }
+    }
+
+    fn name(name: &[u8]) -> RequestName {
+        let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
+        match name.first() {
+            Some(b':') if is(":method") => RequestName::Method,
+            Some(b':') if is(":path") => RequestName::Path,
+            Some(b':') if is(":authority") => RequestName::Authority,
+            Some(b':') if is(":scheme") => RequestName::Scheme,
+            Some(b':') => RequestName::UnknownPseudo,
+            Some(b'h' | b'H') if is("host") => RequestName::Authority,
+            _ => RequestName::Field,
+        }
+    }
+
+    fn set_pseudo(&mut self, which: &RequestName, value: &[u8]) -> Result<(), Status> {
+        match which {
+            RequestName::Method => self.method = Method::from_bytes(value).map_err(|_| Status::BadArgument)?,
+            RequestName::Path if value.first() == Some(&b'/') && value.iter().all(u8::is_ascii_graphic) => {
+                self.path = Bytes::copy_from_slice(value);
+            }
+            RequestName::Authority if !value.is_empty() && value.iter().all(u8::is_ascii_graphic) => {
+                self.authority = Bytes::copy_from_slice(value);
+            }
+            _ => return Err(Status::BadArgument),
+        }
+        Ok(())
+    }
+}
+
+impl HeaderPairs for RequestMap {
+    fn len(&self) -> usize {
+        4 + self.fields.len()
+    }
+
+    fn for_each(&self, each: &mut dyn FnMut(&[u8], &[u8])) {
+        each(b":method", self.method.as_str().as_bytes());
+        each(b":path", &self.path);
+        each(b":authority", &self.authority);
+        each(b":scheme", self.scheme.as_bytes());
+        self.fields.for_each(each);
+    }
+
+    fn get(&self, name: &[u8]) -> Option<Cow<'_, [u8]>> {
+        match Self::name(name) {
+            RequestName::Method => Some(Cow::Borrowed(self.method.as_str().as_bytes())),
+            RequestName::Path => Some(Cow::Borrowed(&self.path)),
+            RequestName::Authority => Some(Cow::Borrowed(&self.authority)),
+            RequestName::Scheme => Some(Cow::Borrowed(self.scheme.as_bytes())),
+            RequestName::UnknownPseudo => None,
+            RequestName::Field => self.fields.get(name),
+        }
+    }
+
+    fn add(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        match Self::name(name) {
+            RequestName::Field => self.fields.add(name, value),
+            pseudo => self.set_pseudo(&pseudo, value),
+        }
+    }
+
+    fn replace(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        match Self::name(name) {
+            RequestName::Field => self.fields.replace(name, value),
+            pseudo => self.set_pseudo(&pseudo, value),
+        }
+    }
+
+    fn remove(&mut self, name: &[u8]) -> Result<(), Status> {
+        match Self::name(name) {
+            RequestName::Field => self.fields.remove(name),
+            _ => Err(Status::BadArgument),
+        }
+    }
+
+    fn replace_all(&mut self, pairs: &[(&[u8], &[u8])]) -> Result<(), Status> {
+        let mut next = Self { fields: FieldMap::default(), ..self.clone() };
+        for (name, value) in pairs {
+            match Self::name(name) {
+                // Guests hand back what they read, the scheme included.
+                RequestName::Scheme => {}
+                _ => next.add(name, value)?,
+            }
+        }
+        *self = next;
+        Ok(())
+    }
+}
+
+// === impl ResponseMap ===
+
+impl ResponseMap {
+    /// A response.
+    pub fn new(status: StatusCode, fields: HeaderMap) -> Self {
+        Self { status, fields: FieldMap::new(fields) }
+    }
+
+    fn set_status(&mut self, value: &[u8]) -> Result<(), Status> {
+        let status = StatusCode::from_bytes(value).map_err(|_| Status::BadArgument)?;
+        if !(200..600).contains(&status.as_u16()) {
+            return Err(Status::BadArgument);
+        }
+        self.status = status;
+        Ok(())
+    }
+}
+
+fn is_status(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b":status")
+}
+
+impl HeaderPairs for ResponseMap {
+    fn len(&self) -> usize {
+        1 + self.fields.len()
+    }
+
+    fn for_each(&self, each: &mut dyn FnMut(&[u8], &[u8])) {
+        each(b":status", self.status.as_str().as_bytes());
+        self.fields.for_each(each);
+    }
+
+    fn get(&self, name: &[u8]) -> Option<Cow<'_, [u8]>> {
+        if is_status(name) {
+            return Some(Cow::Borrowed(self.status.as_str().as_bytes()));
+        }
+        self.fields.get(name)
+    }
+
+    fn add(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        if is_status(name) { self.set_status(value) } else { self.fields.add(name, value) }
+    }
+
+    fn replace(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        if is_status(name) { self.set_status(value) } else { self.fields.replace(name, value) }
+    }
+
+    fn remove(&mut self, name: &[u8]) -> Result<(), Status> {
+        if is_status(name) { Err(Status::BadArgument) } else { self.fields.remove(name) }
+    }
+
+    fn replace_all(&mut self, pairs: &[(&[u8], &[u8])]) -> Result<(), Status> {
+        let mut next = Self { status: self.status, fields: FieldMap::default() };
+        for (name, value) in pairs {
+            next.add(name, value)?;
+        }
+        *self = next;
+        Ok(())
+    }
+}
+
+// === impl Body ===
+
+impl Body {
+    /// A body that holds these bytes.
+    pub fn new(bytes: impl Into<Bytes>) -> Self {
+        Self { bytes: bytes.into() }
+    }
+
+    /// Replaces a range; what lies beyond the end counts as the end. Bytes that nobody else holds are edited in place.
+    pub fn replace(&mut self, range: Range<usize>, data: &[u8]) {
+        let len = self.bytes.len();
+        let end = range.end.min(len);
+        let start = range.start.min(end);
+        if start == 0 && end == len {
+            self.bytes = Bytes::copy_from_slice(data);
+            return;
+        }
+        let mut bytes = Vec::from(std::mem::take(&mut self.bytes));
+        if start == len {
+            bytes.extend_from_slice(data);
+        } else {
+            bytes.splice(start..end, data.iter().copied());
+        }
+        self.bytes = Bytes::from(bytes);
+    }
+}
+
+// === impl HttpEnv ===
+
+impl HttpEnv {
+    /// An exchange whose request has these headers and no body.
+    pub fn request(request: RequestMap) -> Self {
+        Self { request: Some(request), ..Self::default() }
+    }
+}
+
+impl StreamEnv for HttpEnv {
+    fn property(&mut self, path: &[u8]) -> Option<Cow<'_, [u8]>> {
+        self.properties.get(path).map(|value| Cow::Borrowed(value.as_slice()))
+    }
+
+    fn set_property(&mut self, path: &[u8], value: &[u8]) -> Result<(), Status> {
+        self.properties.insert(path.to_vec(), value.to_vec());
+        Ok(())
+    }
+
+    fn header_map(&mut self, map: MapType) -> Option<&mut dyn HeaderPairs> {
+        match map {
+            MapType::RequestHeaders => self.request.as_mut().map(|map| map as &mut dyn HeaderPairs),
+            MapType::RequestTrailers => self.request_trailers.as_mut().map(|map| map as &mut dyn HeaderPairs),
+            MapType::ResponseHeaders => self.response.as_mut().map(|map| map as &mut dyn HeaderPairs),
+            MapType::ResponseTrailers => self.response_trailers.as_mut().map(|map| map as &mut dyn HeaderPairs),
+            _ => None,
+        }
+    }
+
+    fn buffer(&mut self, buffer: BufferType) -> Option<&[u8]> {
+        match buffer {
+            BufferType::RequestBody => self.request_body.as_ref().map(|body| &body.bytes[..]),
+            BufferType::ResponseBody => self.response_body.as_ref().map(|body| &body.bytes[..]),
+            _ => None,
+        }
+    }
+
+    fn replace_buffer(&mut self, buffer: BufferType, range: Range<usize>, data: &[u8]) -> Result<(), Status> {
+        let body = match buffer {
+            BufferType::RequestBody => self.request_body.as_mut(),
+            BufferType::ResponseBody => self.response_body.as_mut(),
+            _ => None,
+        };
+        body.ok_or(Status::NotFound)?.replace(range, data);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "http_env_tests.rs"]
+mod tests;

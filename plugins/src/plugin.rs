@@ -1,0 +1,309 @@
+//! A started plugin: its shards, its ticks, its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+use wasmtime::{InstancePre, Store};
+
+use crate::abi::AbiVersion;
+use crate::callback::{Callback, CallbackSet, abi_version};
+use crate::host::{Host, Loaded};
+use crate::instance::{Failure, Instance, guarded};
+use crate::link_check;
+use crate::outcome::{Fault, FaultKind, PluginError, StartPhase};
+use crate::runtime::Runtime;
+use crate::services::PluginServices;
+use crate::shard::{Shard, ShardState};
+use crate::spec::PluginSpec;
+use crate::stats::PluginStats;
+use crate::stream::{Stream, StreamKey};
+
+/// How long a root that answered "not yet" to `proxy_on_done` may take, ms.
+const ROOT_END_MS: u64 = 5_000;
+
+static GENERATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// A plugin that was started, with all its instances. Cheap to clone; clones are the same plugin.
+///
+/// Streams hold the plugin: it may be dropped while they run, and its memory goes with the last of them. Dropping does
+/// not enter the guest; call [`Plugin::shut_down`] first to let the guest end in order.
+#[derive(Clone)]
+pub struct Plugin {
+    inner: Arc<PluginInner>,
+}
+
+pub(crate) struct PluginInner {
+    pub(crate) loaded: Arc<Loaded>,
+    pub(crate) shards: Box<[Shard]>,
+    pre: InstancePre<Host>,
+    generation: u64,
+    ticking: Mutex<()>,
+    closing: AtomicBool,
+    // Last: the clock must outlive the instances.
+    runtime: Runtime,
+}
+
+/// What happened in a [`Plugin::tick`].
+#[derive(Debug, Default)]
+pub struct TickReport {
+    /// Instances that were built in place of lost ones.
+    pub restarted: usize,
+    /// Faults of tick and queue callbacks, and of instances that were built and did not start.
+    pub faults: Vec<Fault>,
+    /// Streams for which other callbacks asked for something: call [`Stream::take_effects`] on them.
+    pub streams_with_effects: Vec<StreamKey>,
+    /// Shards without an instance now.
+    pub unhealthy_shards: usize,
+}
+
+impl Plugin {
+    /// Compiles, links, starts and configures a plugin. Blocks for the compilation (0.1 to 10 s, unless cached) and for
+    /// the guest's own start: call it off the request path.
+    ///
+    /// The first instance is a canary: if it fails, nothing else is built.
+    ///
+    /// # Errors
+    /// The step that failed and why.
+    pub fn start(runtime: &Runtime, spec: PluginSpec, services: Arc<dyn PluginServices>) -> Result<Self, PluginError> {
+        let name = Arc::clone(&spec.name);
+        let error = |phase| {
+            let plugin = Arc::clone(&name);
+            move |message| PluginError { plugin, phase, message }
+        };
+        let module = runtime.module(&spec.wasm).map_err(error(StartPhase::Compile))?;
+        let abi = abi_version(&module).map_err(error(StartPhase::Marker))?;
+        let callbacks = CallbackSet::of(&module).map_err(error(StartPhase::Link))?;
+        let loaded = Arc::new(Loaded::new(spec, abi, callbacks, services));
+        let pre = {
+            let mut store = Store::new(runtime.engine(), Host::new(Arc::clone(&loaded), 0));
+            let stub = loaded.spec.stub_unknown_imports;
+            link_check::link(runtime.linker(), &module, &mut store, stub).map_err(error(StartPhase::Link))?
+        };
+        let shards = loaded.spec.shards.max(1);
+        let mut built = Vec::with_capacity(shards);
+        for _ in 0..shards {
+            let instance = Instance::start(runtime, &loaded, &pre)?;
+            let state = ShardState { instance: Some(Box::new(instance)), ..ShardState::default() };
+            built.push(Shard { state: Mutex::new(state), orphans: Mutex::default() });
+        }
+        Ok(Self {
+            inner: Arc::new(PluginInner {
+                loaded,
+                shards: built.into_boxed_slice(),
+                pre,
+                generation: GENERATIONS.fetch_add(1, Relaxed) + 1,
+                ticking: Mutex::new(()),
+                closing: AtomicBool::new(false),
+                runtime: runtime.clone(),
+            }),
+        })
+    }
+
+    /// Begins a stream on the shard that `shard_hint` falls on; the index of the calling worker thread is a good hint.
+    /// The guest hears of the stream with its first callback.
+    pub fn open_stream(&self, shard_hint: usize) -> Stream {
+        Stream::new(Arc::clone(&self.inner), shard_hint % self.inner.shards.len())
+    }
+
+    /// Does what time asks for: builds instances in place of lost ones, runs due tick callbacks, delivers queue items,
+    /// ends streams that were dropped unfinished. Call it every 10 to 50 ms from a thread that may block, with a clock
+    /// that never goes back. A call while another runs does nothing.
+    pub fn tick(&self, now_ms: u64) -> TickReport {
+        let mut report = TickReport::default();
+        let Some(_turn) = self.inner.ticking.try_lock() else { return report };
+        for (at, shard) in self.inner.shards.iter().enumerate() {
+            self.inner.tick_shard(at, shard, now_ms, &mut report);
+        }
+        report
+    }
+
+    /// Tells the guest that its root contexts end. Call it when the plugin's streams have ended. A guest that asks for
+    /// time gets up to 5 s of further [`Plugin::tick`]s; [`Plugin::is_shut_down`] says when all have ended.
+    pub fn shut_down(&self, now_ms: u64) {
+        if self.inner.closing.swap(true, Relaxed) {
+            return;
+        }
+        for shard in &self.inner.shards {
+            let state = &mut *shard.state.lock();
+            let ended = self.inner.enter(state, Instance::root_done);
+            match ended {
+                Ok(false) => state.end_by_ms = Some(now_ms.saturating_add(ROOT_END_MS)),
+                _ => self.inner.end(state),
+            }
+        }
+    }
+
+    /// True after [`Plugin::shut_down`], once no instance is left.
+    pub fn is_shut_down(&self) -> bool {
+        self.inner.closing.load(Relaxed) && self.inner.shards.iter().all(|shard| shard.state.lock().instance.is_none())
+    }
+
+    /// The plugin's name.
+    pub fn name(&self) -> &Arc<str> {
+        &self.inner.loaded.spec.name
+    }
+
+    /// What was started.
+    pub fn spec(&self) -> &PluginSpec {
+        &self.inner.loaded.spec
+    }
+
+    /// The ABI version the module announces.
+    pub fn abi(&self) -> AbiVersion {
+        self.inner.loaded.abi
+    }
+
+    /// True if the module exports this callback. Modules of the Rust SDK export all.
+    pub fn exports(&self, callback: Callback) -> bool {
+        self.inner.loaded.callbacks.contains(callback)
+    }
+
+    /// The plugin's counters.
+    pub fn stats(&self) -> PluginStats {
+        let shards = self.inner.shards.len();
+        let healthy_shards = self.inner.shards.iter().filter(|shard| shard.state.lock().instance.is_some()).count();
+        PluginStats { generation: self.inner.generation, shards, healthy_shards, ..self.inner.loaded.stats.snapshot() }
+    }
+}
+
+impl std::fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Plugin")
+            .field("name", self.name())
+            .field("generation", &self.inner.generation)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl PluginInner ===
+
+impl PluginInner {
+    pub(crate) fn fault(&self, kind: FaultKind, message: impl Into<String>) -> Fault {
+        Fault { plugin: Arc::clone(&self.loaded.spec.name), kind, message: message.into() }
+    }
+
+    /// Throws a shard's instance away for what came out of it.
+    pub(crate) fn discard(&self, state: &mut ShardState, failure: Failure) -> Fault {
+        let Some(instance) = state.instance.take() else {
+            return self.fault(FaultKind::Unavailable, "the plugin has no healthy instance");
+        };
+        instance.note_memory();
+        let broken = instance.diagnose(failure);
+        self.loaded.stats.count_fault(broken.kind);
+        self.fault(broken.kind, broken.message)
+    }
+
+    /// Enters the root of a shard's instance, if there is one.
+    fn enter<R: Default>(
+        &self,
+        state: &mut ShardState,
+        run: impl FnOnce(&mut Instance) -> wasmtime::Result<R>,
+    ) -> Result<R, Fault> {
+        let Some(instance) = state.instance.as_deref_mut() else { return Ok(R::default()) };
+        self.loaded.stats.calls.fetch_add(1, Relaxed);
+        guarded(|| run(instance)).map_err(|failure| self.discard(state, failure))
+    }
+
+    fn end(&self, state: &mut ShardState) {
+        // Whatever the guest does in its last callback, it is gone after it.
+        let _ = self.enter(state, Instance::root_delete);
+        state.instance = None;
+        state.end_by_ms = None;
+    }
+
+    fn tick_shard(&self, at: usize, shard: &Shard, now_ms: u64, report: &mut TickReport) {
+        let orphans = std::mem::take(&mut *shard.orphans.lock());
+        let mut state = shard.state.lock();
+        if state.instance.is_none() {
+            if self.closing.load(Relaxed) {
+                return;
+            }
+            let due = state.respawn.missing(now_ms, jitter());
+            if !due {
+                report.unhealthy_shards += 1;
+                return;
+            }
+            // Starting takes long: requests must find the shard unlocked and be told that it is unavailable.
+            drop(state);
+            let started = Instance::start(&self.runtime, &self.loaded, &self.pre);
+            state = shard.state.lock();
+            match started {
+                Ok(instance) => {
+                    self.loaded.stats.restarts.fetch_add(1, Relaxed);
+                    report.restarted += 1;
+                    state.instance = Some(Box::new(instance));
+                    state.next_tick_ms = None;
+                }
+                Err(error) => {
+                    self.loaded.stats.failed_restarts.fetch_add(1, Relaxed);
+                    state.respawn.failed(now_ms, jitter());
+                    report.unhealthy_shards += 1;
+                    report.faults.push(self.fault(FaultKind::Unavailable, error.to_string()));
+                    return;
+                }
+            }
+        }
+        let state = &mut *state;
+        state.respawn.alive(now_ms);
+        let run = self.enter(state, |instance| {
+            for (sequence, context) in orphans {
+                if sequence == instance.sequence() {
+                    instance.finish(context)?;
+                }
+            }
+            Ok(())
+        });
+        let run = run
+            .and_then(|()| self.run_due_tick(state, now_ms))
+            .and_then(|()| self.enter(state, Instance::deliver_queues));
+        if let Err(fault) = run {
+            report.faults.push(fault);
+        }
+        if state.end_by_ms.is_some_and(|end| now_ms >= end)
+            || state.instance.as_ref().is_some_and(|instance| instance.root_has_ended())
+        {
+            self.end(state);
+        }
+        match &state.instance {
+            Some(instance) => {
+                instance.note_memory();
+                let sequence = instance.sequence();
+                let keys = instance.streams_with_effects().map(|context| StreamKey { shard: at, sequence, context });
+                report.streams_with_effects.extend(keys);
+            }
+            None => report.unhealthy_shards += 1,
+        }
+    }
+
+    fn run_due_tick(&self, state: &mut ShardState, now_ms: u64) -> Result<(), Fault> {
+        let Some(instance) = state.instance.as_deref_mut() else { return Ok(()) };
+        let (period_ms, changed) = instance.tick_period();
+        if period_ms == 0 {
+            state.next_tick_ms = None;
+            return Ok(());
+        }
+        let period_ms = u64::from(period_ms);
+        let due = match state.next_tick_ms {
+            Some(due) if !changed => due,
+            // A period counts from when it was set, as well as we know.
+            _ => *state.next_tick_ms.insert(now_ms.saturating_add(period_ms)),
+        };
+        if now_ms < due {
+            return Ok(());
+        }
+        // Ticks that were missed are not made up for.
+        state.next_tick_ms = Some(now_ms.saturating_add(period_ms));
+        let ran = self.enter(state, Instance::tick);
+        if let Some(instance) = state.instance.as_deref_mut()
+            && let (period_ms, true) = instance.tick_period()
+        {
+            state.next_tick_ms = (period_ms != 0).then(|| now_ms.saturating_add(u64::from(period_ms)));
+        }
+        ran
+    }
+}
+
+fn jitter() -> u64 {
+    getrandom::u64().unwrap_or(0)
+}

@@ -1,0 +1,78 @@
+//! What plugins share with each other and with the gateway, beyond single streams.
+
+use std::borrow::Cow;
+
+use crate::abi::{LogLevel, Status};
+use crate::metrics::PluginMetrics;
+use crate::shared_data::SharedData;
+use crate::shared_queues::SharedQueues;
+
+/// State that all plugins of the process share. Keep one for the life of the process and hand it to every generation:
+/// what plugins learned then survives reloads. Cheap to clone; clones are the same state.
+#[derive(Clone, Debug, Default)]
+pub struct SharedState {
+    /// Key-value data.
+    pub data: SharedData,
+    /// Message queues.
+    pub queues: SharedQueues,
+    /// Metrics that plugins define.
+    pub metrics: PluginMetrics,
+}
+
+/// A guest's log line.
+#[derive(Clone, Copy, Debug)]
+pub struct LogLine<'a> {
+    /// The plugin's name.
+    pub plugin: &'a str,
+    /// Severity.
+    pub level: LogLevel,
+    /// The line, at most 16 KiB, invalid UTF-8 replaced.
+    pub message: &'a str,
+}
+
+/// What a plugin may use outside of streams.
+pub trait PluginServices: Send + Sync {
+    /// The process's shared state.
+    fn shared(&self) -> &SharedState;
+
+    /// Takes a guest's log line, already rate limited. By default it becomes a `tracing` event.
+    fn log(&self, line: LogLine<'_>) {
+        let LogLine { plugin, level, message } = line;
+        match level {
+            LogLevel::Trace => tracing::trace!(target: "turnstile::plugin", plugin, "{message}"),
+            LogLevel::Debug => tracing::debug!(target: "turnstile::plugin", plugin, "{message}"),
+            LogLevel::Info => tracing::info!(target: "turnstile::plugin", plugin, "{message}"),
+            LogLevel::Warn => tracing::warn!(target: "turnstile::plugin", plugin, "{message}"),
+            LogLevel::Error | LogLevel::Critical => {
+                tracing::error!(target: "turnstile::plugin", plugin, "{message}");
+            }
+        }
+    }
+
+    /// Lines under this level are not formatted, counted or handed over; guests can ask for it.
+    fn log_level(&self, plugin: &str) -> LogLevel {
+        let _ = plugin;
+        LogLevel::Info
+    }
+
+    /// A property read outside of a stream. `plugin_name`, `plugin_root_id` and `plugin_vm_id` are answered by the host.
+    fn property(&self, plugin: &str, path: &[u8]) -> Option<Vec<u8>> {
+        let _ = (plugin, path);
+        None
+    }
+
+    /// A named function called outside of a stream.
+    ///
+    /// # Errors
+    /// As [`StreamEnv::call_foreign`](crate::StreamEnv::call_foreign).
+    fn call_foreign(&self, plugin: &str, name: &str, arguments: &[u8]) -> Result<Cow<'_, [u8]>, Status> {
+        let _ = (plugin, name, arguments);
+        Err(Status::NotFound)
+    }
+}
+
+impl PluginServices for SharedState {
+    fn shared(&self) -> &SharedState {
+        self
+    }
+}

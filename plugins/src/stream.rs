@@ -1,0 +1,256 @@
+//! One request's life in one plugin.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use crate::abi::MapType;
+use crate::env::{Lent, StreamEnv};
+use crate::instance::{Instance, StreamCall, guarded};
+use crate::outcome::{CallOutcome, CallResult, Effects, Fault, FaultKind};
+use crate::plugin::PluginInner;
+
+/// Names a stream in a [`TickReport`](crate::TickReport).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamKey {
+    pub(crate) shard: usize,
+    pub(crate) sequence: u64,
+    pub(crate) context: u32,
+}
+
+/// A request's context in one plugin, pinned to one shard.
+///
+/// Callbacks are synchronous and take the shard's lock: never call one while holding a lock that another stream's
+/// environment needs. A callback that the module does not export costs nothing. After a fault every further call fails.
+/// A stream that is dropped without [`Stream::finish`] is ended by the next [`Plugin::tick`](crate::Plugin::tick),
+/// without an environment.
+pub struct Stream {
+    plugin: Arc<PluginInner>,
+    shard: usize,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// The guest does not know of it yet.
+    Fresh,
+    /// A context of the instance with this number.
+    Bound {
+        sequence: u64,
+        context: u32,
+    },
+    /// A call failed.
+    Failed(FaultKind),
+    Finished,
+}
+
+impl Stream {
+    pub(crate) fn new(plugin: Arc<PluginInner>, shard: usize) -> Self {
+        Self { plugin, shard, state: State::Fresh }
+    }
+
+    /// Request headers are there. `end_of_stream`: neither body nor trailers will follow.
+    ///
+    /// # Errors
+    /// The fault; the caller applies the plugin's policy. So for all callbacks.
+    pub fn on_request_headers<E: StreamEnv>(&mut self, env: &mut Lent<E>, end_of_stream: bool) -> CallResult {
+        let pairs = count(env, MapType::RequestHeaders);
+        self.call(env, StreamCall::RequestHeaders { pairs, end_of_stream })
+    }
+
+    /// `size` bytes of the request's body are in the buffer, what earlier pauses held included.
+    ///
+    /// # Errors
+    /// As [`Stream::on_request_headers`].
+    pub fn on_request_body<E: StreamEnv>(&mut self, env: &mut Lent<E>, size: usize, end_of_stream: bool) -> CallResult {
+        self.call(env, StreamCall::RequestBody { size, end_of_stream })
+    }
+
+    /// Request trailers are there; the request has ended.
+    ///
+    /// # Errors
+    /// As [`Stream::on_request_headers`].
+    pub fn on_request_trailers<E: StreamEnv>(&mut self, env: &mut Lent<E>) -> CallResult {
+        let pairs = count(env, MapType::RequestTrailers);
+        self.call(env, StreamCall::RequestTrailers { pairs })
+    }
+
+    /// Response headers are there.
+    ///
+    /// # Errors
+    /// As [`Stream::on_request_headers`].
+    pub fn on_response_headers<E: StreamEnv>(&mut self, env: &mut Lent<E>, end_of_stream: bool) -> CallResult {
+        let pairs = count(env, MapType::ResponseHeaders);
+        self.call(env, StreamCall::ResponseHeaders { pairs, end_of_stream })
+    }
+
+    /// `size` bytes of the response's body are in the buffer, what earlier pauses held included.
+    ///
+    /// # Errors
+    /// As [`Stream::on_request_headers`].
+    pub fn on_response_body<E: StreamEnv>(
+        &mut self,
+        env: &mut Lent<E>,
+        size: usize,
+        end_of_stream: bool,
+    ) -> CallResult {
+        self.call(env, StreamCall::ResponseBody { size, end_of_stream })
+    }
+
+    /// Response trailers are there; the response has ended.
+    ///
+    /// # Errors
+    /// As [`Stream::on_request_headers`].
+    pub fn on_response_trailers<E: StreamEnv>(&mut self, env: &mut Lent<E>) -> CallResult {
+        let pairs = count(env, MapType::ResponseTrailers);
+        self.call(env, StreamCall::ResponseTrailers { pairs })
+    }
+
+    /// The gateway calls function `function` of the guest; the guest reads `arguments` from buffer 8.
+    ///
+    /// # Errors
+    /// As [`Stream::on_request_headers`].
+    pub fn on_foreign_function<E: StreamEnv>(
+        &mut self,
+        env: &mut Lent<E>,
+        function: u32,
+        arguments: Bytes,
+    ) -> CallResult {
+        let call = StreamCall::ForeignFunction { function, size: arguments.len() };
+        if !self.exports(call) {
+            return Ok(CallOutcome::default());
+        }
+        self.enter(env, |instance, context| {
+            instance.set_foreign_arguments(arguments);
+            let outcome = instance.call(context, call);
+            instance.set_foreign_arguments(Bytes::new());
+            outcome
+        })
+    }
+
+    /// Ends the stream: `proxy_on_log`, `proxy_on_done`, `proxy_on_delete`, in this order and once. Headers of both
+    /// sides should be readable still. A stream whose instance is gone, or that the guest never heard of, just ends.
+    ///
+    /// # Errors
+    /// The fault of one of the three, [`FaultKind::Lost`] if the instance went away since the last call.
+    pub fn finish<E: StreamEnv>(mut self, env: &mut Lent<E>) -> Result<(), Box<Fault>> {
+        let ended = match self.state {
+            State::Bound { .. } => self.enter(env, Instance::finish),
+            _ => Ok(()),
+        };
+        self.state = State::Finished;
+        ended
+    }
+
+    /// This stream's name in tick reports, once the guest knows of it.
+    pub fn key(&self) -> Option<StreamKey> {
+        match self.state {
+            State::Bound { sequence, context } => Some(StreamKey { shard: self.shard, sequence, context }),
+            _ => None,
+        }
+    }
+
+    /// Takes what callbacks of other contexts (ticks, mostly) asked for this stream.
+    pub fn take_effects(&mut self) -> Effects {
+        let State::Bound { sequence, context } = self.state else { return Effects::default() };
+        let Some(shard) = self.plugin.shards.get(self.shard) else { return Effects::default() };
+        match shard.state.lock().instance.as_deref_mut() {
+            Some(instance) if instance.sequence() == sequence => instance.take_effects(context),
+            _ => Effects::default(),
+        }
+    }
+
+    /// The plugin's name.
+    pub fn plugin_name(&self) -> &Arc<str> {
+        &self.plugin.loaded.spec.name
+    }
+
+    fn exports(&self, call: StreamCall) -> bool {
+        self.plugin.loaded.callbacks.contains(call.callback().0)
+    }
+
+    fn call<E: StreamEnv>(&mut self, env: &mut Lent<E>, call: StreamCall) -> CallResult {
+        if !self.exports(call) {
+            return Ok(CallOutcome::default());
+        }
+        self.enter(env, |instance, context| instance.call(context, call))
+    }
+
+    /// Runs something in this stream's context, which is created first if the guest does not know it yet.
+    fn enter<E: StreamEnv, R>(
+        &mut self,
+        env: &mut Lent<E>,
+        run: impl FnOnce(&mut Instance, u32) -> wasmtime::Result<R>,
+    ) -> Result<R, Box<Fault>> {
+        let plugin = Arc::clone(&self.plugin);
+        let Some(shard) = plugin.shards.get(self.shard) else { return Err(self.fail(FaultKind::Unavailable)) };
+        let mut state = shard.state.lock();
+        let state = &mut *state;
+        let instance = match (&mut state.instance, self.state) {
+            (_, State::Failed(kind)) => return Err(self.fail(kind)),
+            (Some(instance), State::Fresh) => instance,
+            (Some(instance), State::Bound { sequence, .. }) if sequence == instance.sequence() => instance,
+            (None, State::Fresh) => return Err(self.fail(FaultKind::Unavailable)),
+            _ => return Err(self.fail(FaultKind::Lost)),
+        };
+        let started = Instant::now();
+        let (context, is_new) = match self.state {
+            State::Bound { context, .. } => (context, false),
+            _ => (instance.reserve_context(), true),
+        };
+        self.state = State::Bound { sequence: instance.sequence(), context };
+        instance.lend(context, env.lend());
+        let result = guarded(|| {
+            if is_new {
+                instance.create(context)?;
+            }
+            run(instance, context)
+        });
+        env.give_back(instance.give_back());
+        let stats = &plugin.loaded.stats;
+        stats.calls.fetch_add(1, Relaxed);
+        stats.nanoseconds.fetch_add(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        result.map_err(|failure| {
+            let fault = plugin.discard(state, failure);
+            self.state = State::Failed(FaultKind::Lost);
+            Box::new(fault)
+        })
+    }
+
+    /// Refuses a call, and all after it.
+    fn fail(&mut self, kind: FaultKind) -> Box<Fault> {
+        self.plugin.loaded.stats.count_fault(kind);
+        self.state = State::Failed(kind);
+        let message = match kind {
+            FaultKind::Lost => "the instance that held this stream is gone",
+            _ => "the plugin has no healthy instance",
+        };
+        Box::new(self.plugin.fault(kind, message))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let State::Bound { sequence, context } = self.state
+            && let Some(shard) = self.plugin.shards.get(self.shard)
+        {
+            shard.orphans.lock().push((sequence, context));
+        }
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream")
+            .field("plugin", self.plugin_name())
+            .field("shard", &self.shard)
+            .field("state", &self.state)
+            .finish()
+    }
+}
+
+fn count<E: StreamEnv>(env: &mut Lent<E>, map: MapType) -> usize {
+    env.header_map(map).map_or(0, |map| map.len())
+}
