@@ -19,7 +19,7 @@ pub struct Terms {
     /// Least advantage for which a bound session moves, ms.
     pub margin_ms: f64,
     /// Least advantage for which a bound session moves, as a share of the cost of staying.
-    pub margin_ratio: f64,
+    pub margin_share: f64,
     /// How many workers to rank besides the chosen one.
     pub others: usize,
 }
@@ -75,10 +75,9 @@ pub enum Lost {
 #[derive(Debug)]
 pub struct Survey {
     terms: Terms,
-    /// The best that would not queue the turn.
-    free: Best,
-    /// The best of all that may be used.
-    usable: Best,
+    /// The best that may be used, in order. One more than the others asked for: the chosen one is among them, if it is not
+    /// the bound one.
+    best: Vec<Ranked>,
     bound: Option<Bound>,
 }
 
@@ -93,58 +92,53 @@ struct Bound {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Ranked {
     index: u32,
+    at_limit: bool,
     cost_ms: f64,
     in_flight: u32,
     cached_tokens: u64,
 }
 
-/// The best few, in order.
-#[derive(Debug)]
-struct Best {
-    seed: u64,
-    most: usize,
-    ranked: Vec<Ranked>,
-}
-
 // === impl Survey ===
 
 impl Survey {
-    /// Looks at the workers, in any order. Those of `excluded` (indices) may not be used.
-    pub fn of(workers: impl Iterator<Item = Worker>, excluded: &[u32], terms: Terms) -> Survey {
-        // One more than the others: the chosen one is among the best, or bound and perhaps among them.
-        let best = || Best { seed: terms.seed, most: terms.others + 1, ranked: Vec::with_capacity(terms.others + 2) };
-        let mut survey = Survey { terms, free: best(), usable: best(), bound: None };
+    /// Looks at the workers, in any order.
+    pub fn of(workers: impl Iterator<Item = Worker>, terms: Terms) -> Survey {
+        let mut survey = Survey { terms, best: Vec::with_capacity(terms.others.saturating_add(2)), bound: None };
         for worker in workers {
-            survey.see(&worker, worker.is_excluded() || excluded.contains(&worker.index));
+            survey.see(&worker);
         }
         survey
     }
 
-    fn see(&mut self, worker: &Worker, excluded: bool) {
+    fn see(&mut self, worker: &Worker) {
         let ranked = Ranked {
             index: worker.index,
+            at_limit: worker.is_at_limit(),
             cost_ms: self.terms.cost.of(worker, self.terms.prompt_tokens),
             in_flight: worker.in_flight,
             cached_tokens: worker.cached_tokens,
         };
-        let lost = if excluded {
-            Some(Lost::Excluded)
-        } else if worker.state != WorkerState::Ready {
-            Some(Lost::State(worker.state))
-        } else if worker.is_at_limit() {
-            Some(Lost::AtLimit)
-        } else {
-            None
-        };
+        let lost = Lost::of(worker);
         if lost.is_none() {
-            self.free.offer(ranked);
-        }
-        if matches!(lost, None | Some(Lost::AtLimit)) {
-            self.usable.offer(ranked);
+            self.keep(ranked);
         }
         if worker.is_bound() {
             self.bound = Some(Bound { ranked, lost });
         }
+    }
+
+    /// Keeps a worker if it is among the best. Most of a large fleet is turned away by one comparison, so this is cheaper
+    /// than sorting it.
+    fn keep(&mut self, ranked: Ranked) {
+        let most = self.terms.others.saturating_add(1);
+        let seed = self.terms.seed;
+        let after = |kept: &Ranked| kept.order(&ranked, seed) == Ordering::Greater;
+        if self.best.len() == most && !self.best.last().is_some_and(after) {
+            return;
+        }
+        let place = self.best.iter().position(after).unwrap_or(self.best.len());
+        self.best.insert(place, ranked);
+        self.best.truncate(most);
     }
 
     /// Whether one of the workers holds the turn's session.
@@ -153,24 +147,21 @@ impl Survey {
     }
 
     /// Chooses. With `pinned` the session lives in its worker's memory: its turns bring only what is new, so it stays as
-    /// long as that worker answers at all. `None` when no worker may be used.
+    /// long as that worker answers at all, and has no other place to go. `None` when no worker may be used.
     pub fn choose(self, pinned: bool) -> Option<Choice> {
-        let any_free = !self.free.ranked.is_empty();
-        let best = if any_free { self.free } else { self.usable };
-        let cheapest = best.ranked.first().copied();
+        if let Some(bound) = self.bound.filter(|bound| pinned && bound.answers()) {
+            let Ranked { index, cost_ms, .. } = bound.ranked;
+            return Some(Choice { target: index, cost_ms, others: Vec::new(), why: Why::Bound });
+        }
+        let best = self.best.first().copied()?;
         let (target, why) = match self.bound {
-            Some(Bound { ranked, lost: None | Some(Lost::AtLimit | Lost::State(WorkerState::Draining)) }) if pinned => {
-                (ranked, Why::Bound)
-            }
-            None => (cheapest?, cheapest?.why(self.terms.prompt_tokens)),
-            Some(Bound { ranked, lost: None }) => self.terms.stay_or_move(ranked, cheapest?),
+            None => (best, best.why(self.terms.prompt_tokens)),
+            Some(Bound { lost: Some(lost), .. }) => (best, Why::MovedLost(lost)),
             // Where every worker would queue the turn, that is no reason to leave one of them.
-            Some(Bound { ranked, lost: Some(Lost::AtLimit) }) if !any_free => {
-                self.terms.stay_or_move(ranked, cheapest?)
-            }
-            Some(Bound { lost: Some(lost), .. }) => (cheapest?, Why::MovedLost(lost)),
+            Some(Bound { ranked, .. }) if ranked.at_limit && !best.at_limit => (best, Why::MovedLost(Lost::AtLimit)),
+            Some(Bound { ranked, .. }) => self.terms.stay_or_move(ranked, best),
         };
-        let others = best.ranked.iter().filter(|ranked| ranked.index != target.index).take(self.terms.others);
+        let others = self.best.iter().filter(|ranked| ranked.index != target.index).take(self.terms.others);
         Some(Choice {
             target: target.index,
             cost_ms: target.cost_ms,
@@ -180,11 +171,20 @@ impl Survey {
     }
 }
 
+// === impl Bound ===
+
+impl Bound {
+    /// Whether the worker can go on with what lives there.
+    fn answers(&self) -> bool {
+        matches!(self.lost, None | Some(Lost::State(WorkerState::Draining)))
+    }
+}
+
 // === impl Terms ===
 
 impl Terms {
     fn stay_or_move(&self, bound: Ranked, cheapest: Ranked) -> (Ranked, Why) {
-        let margin = self.margin_ms.max(self.margin_ratio * bound.cost_ms);
+        let margin = self.margin_ms.max(self.margin_share * bound.cost_ms);
         if cheapest.cost_ms + margin < bound.cost_ms {
             (cheapest, Why::MovedCheaper { by_ms: bound.cost_ms - cheapest.cost_ms })
         } else {
@@ -193,29 +193,13 @@ impl Terms {
     }
 }
 
-// === impl Best ===
-
-impl Best {
-    /// Keeps a worker if it is among the best. Most of a large fleet is turned away by one comparison, so this is
-    /// cheaper than sorting it.
-    fn offer(&mut self, ranked: Ranked) {
-        let seed = self.seed;
-        let after = |kept: &Ranked| kept.order(&ranked, seed) == Ordering::Greater;
-        if self.ranked.len() == self.most && !self.ranked.last().is_some_and(after) {
-            return;
-        }
-        let place = self.ranked.iter().position(after).unwrap_or(self.ranked.len());
-        self.ranked.insert(place, ranked);
-        self.ranked.truncate(self.most);
-    }
-}
-
 // === impl Ranked ===
 
 impl Ranked {
-    /// Cheaper first, then fewer in flight, then the higher weight.
+    /// Below the limit first, then cheaper, then fewer in flight, then the higher weight.
     fn order(&self, other: &Ranked, seed: u64) -> Ordering {
-        (self.cost_ms.total_cmp(&other.cost_ms))
+        (self.at_limit.cmp(&other.at_limit))
+            .then_with(|| self.cost_ms.total_cmp(&other.cost_ms))
             .then_with(|| self.in_flight.cmp(&other.in_flight))
             .then_with(|| weight(seed, other.index).cmp(&weight(seed, self.index)))
             .then_with(|| self.index.cmp(&other.index))
@@ -258,6 +242,19 @@ impl fmt::Display for Why {
 }
 
 // === impl Lost ===
+
+impl Lost {
+    /// Why a worker may not be used at all.
+    fn of(worker: &Worker) -> Option<Lost> {
+        if worker.is_excluded() {
+            Some(Lost::Excluded)
+        } else if worker.state != WorkerState::Ready {
+            Some(Lost::State(worker.state))
+        } else {
+            None
+        }
+    }
+}
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

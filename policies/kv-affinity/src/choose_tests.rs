@@ -21,11 +21,11 @@ fn costing(index: u32, ms: u64) -> Worker {
 }
 
 fn terms(prompt_tokens: u64) -> Terms {
-    Terms { cost: Options::default().cost(), prompt_tokens, seed: 7, margin_ms: 50.0, margin_ratio: 0.1, others: 3 }
+    Terms { cost: Options::default().cost(), prompt_tokens, seed: 7, margin_ms: 50.0, margin_share: 0.1, others: 3 }
 }
 
 fn choose(workers: &[Worker], prompt_tokens: u64, pinned: bool) -> Option<Choice> {
-    Survey::of(workers.iter().copied(), &[], terms(prompt_tokens)).choose(pinned)
+    Survey::of(workers.iter().copied(), terms(prompt_tokens)).choose(pinned)
 }
 
 fn why(workers: &[Worker], pinned: bool) -> (u32, String) {
@@ -71,16 +71,10 @@ fn only_ready_workers_that_are_not_excluded_are_used() {
 }
 
 #[test]
-fn what_an_earlier_policy_excluded_counts_like_the_flag() {
-    let workers = [costing(0, 1), costing(1, 900)];
-    let survey = Survey::of(workers.into_iter(), &[0], terms(0));
-    assert_eq!(survey.choose(false).unwrap().target, 1);
-}
-
-#[test]
 fn a_free_worker_is_preferred_to_a_cheaper_one_at_its_limit() {
     let workers = [flags(costing(0, 1), AT_LIMIT), costing(1, 900)];
     assert_eq!(choose(&workers, 0, false).unwrap().target, 1);
+    assert_eq!(choose(&workers, 0, false).unwrap().others, [(0, 1.0)], "but it comes before nothing");
     let all_full = [flags(costing(0, 900), AT_LIMIT), flags(costing(1, 1), AT_LIMIT)];
     assert_eq!(choose(&all_full, 0, false).unwrap().target, 1);
 }
@@ -144,6 +138,7 @@ fn a_pinned_session_never_leaves_a_worker_that_answers() {
     assert_eq!(why(&[bound.with_flags(true, true, false), cheap], true), (0, "bound".into()));
     assert_eq!(why(&[Worker { state: WorkerState::Draining, ..bound }, cheap], true), (0, "bound".into()));
     assert_eq!(why(&[Worker { state: WorkerState::Draining, ..bound }], true), (0, "bound".into()));
+    assert!(choose(&[bound, cheap], 0, true).unwrap().others.is_empty(), "its turns mean nothing elsewhere");
 }
 
 #[test]
@@ -169,8 +164,8 @@ fn equal_workers_are_shared_out_by_the_seed_whatever_their_order() {
     let mut chosen = [0u32; 4];
     for seed in 0..4_000u64 {
         let terms = Terms { seed: scramble(seed), ..terms(0) };
-        let target = Survey::of(workers.iter().copied(), &[], terms).choose(false).unwrap().target;
-        assert_eq!(Survey::of(reversed.iter().copied(), &[], terms).choose(false).unwrap().target, target);
+        let target = Survey::of(workers.iter().copied(), terms).choose(false).unwrap().target;
+        assert_eq!(Survey::of(reversed.iter().copied(), terms).choose(false).unwrap().target, target);
         *chosen.get_mut(target as usize).unwrap() += 1;
     }
     assert!(chosen.iter().all(|count| (850..1_150).contains(count)), "{chosen:?}");
@@ -180,8 +175,8 @@ fn equal_workers_are_shared_out_by_the_seed_whatever_their_order() {
 fn a_worker_that_leaves_moves_only_its_own_share() {
     for seed in 0..500u64 {
         let terms = Terms { seed: scramble(seed), ..terms(0) };
-        let before = Survey::of((0..5).map(worker), &[], terms).choose(false).unwrap().target;
-        let after = Survey::of((0..4).map(worker), &[], terms).choose(false).unwrap().target;
+        let before = Survey::of((0..5).map(worker), terms).choose(false).unwrap().target;
+        let after = Survey::of((0..4).map(worker), terms).choose(false).unwrap().target;
         assert!(before == 4 || before == after, "seed {seed}: {before} became {after}");
     }
 }
@@ -194,33 +189,29 @@ fn the_best_few_are_those_a_full_sort_would_give() {
         state = scramble(state);
         state % below
     };
-    for _ in 0..300 {
+    for _ in 0..500 {
         let count = random(40);
         let workers: Vec<Worker> = (0..count)
-            .map(|index| Worker {
-                in_flight: random(3) as u32,
-                running: 5,
-                cached_tokens: random(3) * 100,
-                ..worker(index as u32)
+            .map(|index| {
+                let in_flight = random(3) as u32;
+                let worker = Worker { in_flight, running: 5, cached_tokens: random(3) * 100, ..worker(index as u32) };
+                worker.with_flags(false, random(3) == 0, random(4) == 0)
             })
             .collect();
         let terms = terms(1_000);
-        let mut sorted: Vec<Ranked> = workers
-            .iter()
-            .map(|worker| Ranked {
-                index: worker.index,
-                cost_ms: terms.cost.of(worker, terms.prompt_tokens),
-                in_flight: worker.in_flight,
-                cached_tokens: worker.cached_tokens,
-            })
-            .collect();
-        sorted.sort_by(|left, right| left.order(right, terms.seed));
-        let expected: Vec<u32> = sorted.iter().take(4).map(|ranked| ranked.index).collect();
-        let choice = Survey::of(workers.into_iter(), &[], terms).choose(false);
-        let got: Vec<u32> = choice
-            .iter()
-            .flat_map(|choice| std::iter::once(choice.target).chain(choice.others.iter().map(|(index, _)| *index)))
-            .collect();
+        let mut sorted: Vec<&Worker> = workers.iter().filter(|worker| !worker.is_excluded()).collect();
+        sorted.sort_by(|left, right| {
+            let cost = |worker: &Worker| terms.cost.of(worker, terms.prompt_tokens);
+            (left.is_at_limit().cmp(&right.is_at_limit()))
+                .then(cost(left).total_cmp(&cost(right)))
+                .then(left.in_flight.cmp(&right.in_flight))
+                .then(weight(terms.seed, right.index).cmp(&weight(terms.seed, left.index)))
+        });
+        let expected: Vec<u32> = sorted.iter().take(4).map(|worker| worker.index).collect();
+        let choice = Survey::of(workers.iter().copied(), terms).choose(false);
+        let ranked =
+            |choice: Choice| std::iter::once(choice.target).chain(choice.others.into_iter().map(|(index, _)| index));
+        let got: Vec<u32> = choice.into_iter().flat_map(ranked).collect();
         assert_eq!(got, expected);
     }
 }

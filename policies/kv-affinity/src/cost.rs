@@ -22,7 +22,7 @@ pub struct Options {
     /// A bound session moves only when that is cheaper by more than this, ms,
     pub margin_ms: f64,
     /// and by more than this share of what staying costs.
-    pub margin_ratio: f64,
+    pub margin_share: f64,
     /// How many next-cheapest workers to name as fallbacks.
     pub fallbacks: usize,
     /// How many workers' costs to write into the decision log, cheapest first.
@@ -46,7 +46,7 @@ impl Default for Options {
             kv_pressure_ms: 200.0,
             queue_ms: 50.0,
             margin_ms: 50.0,
-            margin_ratio: 0.1,
+            margin_share: 0.1,
             fallbacks: 3,
             scores: 8,
         }
@@ -73,7 +73,7 @@ impl Options {
             ("kv_pressure_ms", self.kv_pressure_ms),
             ("queue_ms", self.queue_ms),
             ("margin_ms", self.margin_ms),
-            ("margin_ratio", self.margin_ratio),
+            ("margin_share", self.margin_share),
         ];
         for (name, value) in not_negative {
             if !value.is_finite() || value < 0.0 {

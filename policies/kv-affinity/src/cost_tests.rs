@@ -63,7 +63,7 @@ fn whatever_the_table_says_the_cost_is_a_number() {
 
 #[test]
 fn options_that_turn_the_rule_around_are_refused_by_name() {
-    for option in ["decode_ms_per_request", "kv_pressure_ms", "queue_ms", "margin_ms", "margin_ratio"] {
+    for option in ["decode_ms_per_request", "kv_pressure_ms", "queue_ms", "margin_ms", "margin_share"] {
         let options: Options = parse_options(format!("{{\"{option}\":-1}}").as_bytes()).unwrap();
         let error = options.check().unwrap_err();
         assert!(error.contains(option), "{error}");

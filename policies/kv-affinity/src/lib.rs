@@ -5,13 +5,13 @@ mod cost;
 
 pub use choose::{Choice, Lost, Survey, Terms, Why};
 pub use cost::{Cost, Options};
-use turnstile_policy::{Counter, Decision, Policy, Route, SessionMode, Setup, Turn, WorkerName};
+use turnstile_policy::{Counter, Decision, Policy, Route, SessionMode, Setup, Turn};
 
 /// The policy.
 pub struct KvAffinity {
     cost: Cost,
     margin_ms: f64,
-    margin_ratio: f64,
+    margin_share: f64,
     fallbacks: usize,
     scores: usize,
     counters: Counters,
@@ -36,7 +36,7 @@ impl KvAffinity {
             prompt_tokens: turn.prompt_tokens().unwrap_or(0),
             seed: turn.affinity_hash().unwrap_or(0),
             margin_ms: self.margin_ms,
-            margin_ratio: self.margin_ratio,
+            margin_share: self.margin_share,
             others: self.fallbacks.max(self.scores.saturating_sub(1)),
         }
     }
@@ -60,7 +60,7 @@ impl Policy for KvAffinity {
         Ok(KvAffinity {
             cost: options.cost(),
             margin_ms: options.margin_ms,
-            margin_ratio: options.margin_ratio,
+            margin_share: options.margin_share,
             fallbacks: options.fallbacks,
             scores: options.scores,
             counters: Counters {
@@ -78,9 +78,7 @@ impl Policy for KvAffinity {
 impl Route for KvAffinity {
     fn route(&mut self, turn: &Turn<'_>) -> Decision {
         let Some(workers) = turn.workers() else { return Decision::none() };
-        // The flags say what the gateway excluded; what an earlier policy of this chain excluded stands in its decision.
-        let excluded: Vec<u32> = turn.excluded().iter().filter_map(WorkerName::index).collect();
-        let survey = Survey::of(workers.iter(), &excluded, self.terms(turn));
+        let survey = Survey::of(workers.iter(), self.terms(turn));
         // The mode is worth a read only when there is something to stay with.
         let pinned = survey.has_bound() && turn.session_mode() == Some(SessionMode::Stream);
         let Some(choice) = survey.choose(pinned) else {

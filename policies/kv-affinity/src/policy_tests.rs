@@ -31,7 +31,7 @@ fn writes_target_fallbacks_scores_and_reason() {
         ]
     );
     assert_eq!(host.counted("kv_affinity_least_cost_total"), 1);
-    assert_eq!(host.reads(), 4, "table, excluded, prompt tokens, tie seed");
+    assert_eq!(host.reads(), 3, "table, prompt tokens, tie seed");
 }
 
 #[test]
@@ -45,13 +45,6 @@ fn a_streaming_session_is_left_where_it_is() {
     assert_eq!(host.decided("route.target").as_deref(), Some("#1"));
     assert_eq!(host.decided("route.reason").as_deref(), Some("moved: cheaper by 9000 ms"));
     assert_eq!(host.counted("kv_affinity_moved_cheaper_total"), 1);
-}
-
-#[test]
-fn an_earlier_policys_exclusions_hold() {
-    let host = FakeHost::new().workers(&[worker(0, 0), worker(1, 50)]).fact("route.exclude", "#0");
-    route(&host, "");
-    assert_eq!(host.decided("route.target").as_deref(), Some("#1"));
 }
 
 #[test]

@@ -53,6 +53,8 @@ pub struct WorkerFacts {
     pub at_limit: bool,
     /// Whether it holds the turn's session.
     pub bound: bool,
+    /// Whether it is not to be used for this turn.
+    pub excluded: bool,
 }
 
 /// Token counts of a finished turn.

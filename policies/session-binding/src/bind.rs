@@ -9,10 +9,10 @@ use turnstile_policy::{SessionAction, SessionMode};
 pub struct Options {
     /// Bind turns that name a session (in a header, say) without asking for anything.
     pub bind_identified: bool,
-    /// Idle timeout of a session whose client gave none, seconds.
-    pub default_ttl_s: u64,
-    /// Longest idle timeout a client may ask for, seconds.
-    pub max_ttl_s: u64,
+    /// Idle timeout of a new session whose client gave none, seconds. Absent: the gateway's `sessions.default_timeout_s`.
+    pub default_ttl_s: Option<u64>,
+    /// Longest idle timeout a client may ask for, seconds. Absent: the gateway's `sessions.max_timeout_s`.
+    pub max_ttl_s: Option<u64>,
     /// How `open` takes part in the engine: `auto`, `affinity`, `tag` or `stream`.
     pub open_mode: OpenMode,
 }
@@ -33,12 +33,12 @@ pub enum OpenMode {
 }
 
 /// What is known about a turn.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Request {
     /// What the client asked for.
     pub action: Option<SessionAction>,
-    /// The session's id, as the client wrote it.
-    pub session_id: Option<String>,
+    /// The turn names a session.
+    pub named: bool,
     /// The idle timeout the client asked for, seconds.
     pub timeout_s: Option<u64>,
     /// The session lives already.
@@ -50,7 +50,7 @@ pub struct Request {
 pub struct Binding {
     /// The action.
     pub action: SessionAction,
-    /// The idle timeout to set, seconds; `None` leaves a live session's as it is.
+    /// The idle timeout to set, seconds; `None` leaves a live session's as it is, and a new one's to the gateway.
     pub ttl_s: Option<u64>,
     /// The mode to set; `None` leaves a live session's as it is.
     pub mode: Option<SessionMode>,
@@ -60,7 +60,7 @@ pub struct Binding {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { bind_identified: true, default_ttl_s: 300, max_ttl_s: 86_400, open_mode: OpenMode::Auto }
+        Options { bind_identified: true, default_ttl_s: None, max_ttl_s: None, open_mode: OpenMode::Auto }
     }
 }
 
@@ -70,14 +70,15 @@ impl Options {
     /// # Errors
     /// Names the option that is wrong.
     pub fn check(&self) -> Result<(), String> {
-        if self.default_ttl_s == 0 {
-            return Err("option `default_ttl_s`: a session needs at least 1 second".to_owned());
+        for (name, seconds) in [("default_ttl_s", self.default_ttl_s), ("max_ttl_s", self.max_ttl_s)] {
+            if seconds == Some(0) {
+                return Err(format!("option `{name}`: a session needs at least 1 second"));
+            }
         }
-        if self.max_ttl_s < self.default_ttl_s {
-            return Err(format!(
-                "option `max_ttl_s`: {} is below default_ttl_s, {}",
-                self.max_ttl_s, self.default_ttl_s
-            ));
+        if let (Some(default), Some(max)) = (self.default_ttl_s, self.max_ttl_s)
+            && max < default
+        {
+            return Err(format!("option `max_ttl_s`: {max} is below default_ttl_s, {default}"));
         }
         Ok(())
     }
@@ -101,9 +102,11 @@ impl OpenMode {
 /// Mode and timeout are set when a session is made. On a live one a client's new timeout is taken, and nothing else
 /// changes: opening twice is one session, and a bare turn must not turn an open session into a bound one.
 pub fn decide(request: &Request, options: &Options) -> Option<Binding> {
-    request.session_id.as_ref()?;
-    let asked = request.timeout_s.map(|seconds| seconds.clamp(1, options.max_ttl_s));
-    let ttl_s = if request.live { asked } else { Some(asked.unwrap_or(options.default_ttl_s)) };
+    if !request.named {
+        return None;
+    }
+    let asked = request.timeout_s.map(|seconds| seconds.clamp(1, options.max_ttl_s.unwrap_or(u64::MAX)));
+    let ttl_s = asked.or(options.default_ttl_s.filter(|_| !request.live));
     let kept = |action, new_mode| Binding { action, ttl_s, mode: if request.live { None } else { Some(new_mode) } };
     match request.action {
         Some(SessionAction::Open) => Some(kept(SessionAction::Open, options.open_mode.mode())),

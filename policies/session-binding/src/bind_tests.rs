@@ -4,7 +4,7 @@ use super::*;
 use turnstile_policy::parse_options;
 
 fn request(action: Option<SessionAction>) -> Request {
-    Request { action, session_id: Some("s".into()), ..Request::default() }
+    Request { action, named: true, ..Request::default() }
 }
 
 fn decided(request: &Request) -> Option<(SessionAction, Option<u64>, Option<SessionMode>)> {
@@ -14,7 +14,7 @@ fn decided(request: &Request) -> Option<(SessionAction, Option<u64>, Option<Sess
 #[test]
 fn open_lets_the_gateway_pick_the_mode() {
     let open = request(Some(SessionAction::Open));
-    assert_eq!(decided(&open), Some((SessionAction::Open, Some(300), Some(SessionMode::Auto))));
+    assert_eq!(decided(&open), Some((SessionAction::Open, None, Some(SessionMode::Auto))));
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn close_closes_and_changes_nothing_else() {
 
 #[test]
 fn a_turn_that_only_names_its_session_is_bound_unless_that_is_off() {
-    assert_eq!(decided(&request(None)), Some((SessionAction::Bind, Some(300), Some(SessionMode::Affinity))));
+    assert_eq!(decided(&request(None)), Some((SessionAction::Bind, None, Some(SessionMode::Affinity))));
     let off = Options { bind_identified: false, ..Options::default() };
     assert_eq!(decide(&request(None), &off), None);
 }
@@ -62,13 +62,22 @@ fn opening_a_live_session_is_the_same_session() {
 #[test]
 fn without_a_session_id_nothing_is_decided() {
     for action in [None, Some(SessionAction::Open), Some(SessionAction::Bind), Some(SessionAction::Close)] {
-        assert_eq!(decided(&Request { session_id: None, ..request(action) }), None);
+        assert_eq!(decided(&Request { named: false, ..request(action) }), None);
     }
 }
 
 #[test]
+fn a_default_timeout_is_for_new_sessions_whose_client_gave_none() {
+    let options = Options { default_ttl_s: Some(60), ..Options::default() };
+    let ttl = |request| decide(&request, &options).and_then(|binding| binding.ttl_s);
+    assert_eq!(ttl(request(None)), Some(60));
+    assert_eq!(ttl(Request { timeout_s: Some(7), ..request(None) }), Some(7));
+    assert_eq!(ttl(Request { live: true, ..request(None) }), None);
+}
+
+#[test]
 fn a_clients_timeout_is_bounded() {
-    let options = Options { max_ttl_s: 600, ..Options::default() };
+    let options = Options { max_ttl_s: Some(600), ..Options::default() };
     for (asked, given) in [(0, 1), (1, 1), (600, 600), (u64::MAX, 600)] {
         let open = Request { timeout_s: Some(asked), ..request(Some(SessionAction::Open)) };
         assert_eq!(decide(&open, &options).unwrap().ttl_s, Some(given), "{asked}");
@@ -86,8 +95,8 @@ fn open_mode_can_be_fixed() {
 #[test]
 fn options_no_session_could_be_kept_with_are_refused_by_name() {
     let cases = [
-        (Options { default_ttl_s: 0, ..Options::default() }, "default_ttl_s"),
-        (Options { max_ttl_s: 10, ..Options::default() }, "max_ttl_s"),
+        (Options { default_ttl_s: Some(0), ..Options::default() }, "default_ttl_s"),
+        (Options { default_ttl_s: Some(20), max_ttl_s: Some(10), ..Options::default() }, "max_ttl_s"),
     ];
     for (options, name) in cases {
         assert!(options.check().unwrap_err().contains(name), "{name}");

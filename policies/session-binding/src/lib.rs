@@ -23,15 +23,15 @@ struct Counters {
 
 impl SessionBinding {
     fn request(turn: &Turn<'_>) -> Request {
-        let action = turn.action();
-        let session_id = turn.session_id();
         // Without an id there is no session to keep; nothing else needs to be known.
-        let named = session_id.is_some();
+        if turn.session_id().is_none() {
+            return Request::default();
+        }
         Request {
-            action,
-            live: named && turn.session_worker().is_some(),
-            timeout_s: if named { turn.timeout_s() } else { None },
-            session_id,
+            action: turn.action(),
+            named: true,
+            timeout_s: turn.timeout_s(),
+            live: turn.session_worker().is_some(),
         }
     }
 
@@ -69,9 +69,6 @@ impl Route for SessionBinding {
         let Some(binding) = decide(&request, &self.options) else { return Decision::none() };
         self.count(turn, binding.action);
         let mut decision = Decision::none().session(binding.action);
-        if let Some(key) = request.session_id {
-            decision = decision.session_key(key);
-        }
         if let Some(seconds) = binding.ttl_s {
             decision = decision.session_ttl_s(seconds);
         }

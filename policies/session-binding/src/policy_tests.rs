@@ -22,7 +22,7 @@ fn a_new_session_is_opened_and_left_to_be_placed() {
         .fact("request.timeout_s", 120)
         .workers(&[Worker::default()]);
     route(&host);
-    assert_eq!(host.decisions(), ["session.action=open", "session.key=s-1", "session.mode=auto", "session.ttl_s=120"]);
+    assert_eq!(host.decisions(), ["session.action=open", "session.mode=auto", "session.ttl_s=120"]);
     assert_eq!(host.reads(), 4, "the table is not read for a session that is nowhere yet");
     assert_eq!(host.counted("session_binding_open_total"), 1);
 }
@@ -37,7 +37,7 @@ fn a_live_session_goes_to_its_worker() {
     route(&host);
     assert_eq!(
         host.decisions(),
-        ["route.reason=bound", "route.target=#3", "session.action=bind", "session.key=s-1"],
+        ["route.reason=bound", "route.target=#3", "session.action=bind"],
         "the mode is the session's own"
     );
     assert_eq!(host.counted("session_binding_bound_worker_total"), 1);
@@ -49,7 +49,7 @@ fn a_worker_that_takes_no_turns_is_not_asked_for() {
     for worker in [bound(WorkerState::Unhealthy), bound(WorkerState::Draining), excluded] {
         let host = FakeHost::new().fact("request.session", "s-1").fact("session.worker", "a:1").workers(&[worker]);
         route(&host);
-        assert_eq!(host.decisions(), ["session.action=bind", "session.key=s-1"]);
+        assert_eq!(host.decisions(), ["session.action=bind"]);
         assert_eq!(host.counted("session_binding_bound_worker_lost_total"), 1);
     }
 }
@@ -62,16 +62,16 @@ fn a_closing_turn_still_goes_to_its_worker() {
         .fact("session.worker", "a:1")
         .workers(&[bound(WorkerState::Ready)]);
     route(&host);
-    assert_eq!(host.decisions(), ["route.reason=bound", "route.target=#3", "session.action=close", "session.key=s-1"]);
+    assert_eq!(host.decisions(), ["route.reason=bound", "route.target=#3", "session.action=close"]);
     assert_eq!(host.counted("session_binding_close_total"), 1);
 }
 
 #[test]
-fn a_turn_without_identity_costs_two_reads_and_decides_nothing() {
+fn a_turn_without_identity_costs_one_read_and_decides_nothing() {
     let host = FakeHost::new().workers(&[Worker::default()]);
     route(&host);
     assert!(host.decisions().is_empty());
-    assert_eq!(host.reads(), 2);
+    assert_eq!(host.reads(), 1);
 }
 
 #[test]
