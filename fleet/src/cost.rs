@@ -41,13 +41,7 @@ const KV_PRESSURE_WIDTH: f64 = 0.2;
 
 impl Default for CostOptions {
     fn default() -> Self {
-        Self {
-            decode_ms_per_request: 2.0,
-            kv_pressure_ms: 200.0,
-            queue_ms: 50.0,
-            margin_ms: 50.0,
-            margin_share: 0.1,
-        }
+        Self { decode_ms_per_request: 2.0, kv_pressure_ms: 200.0, queue_ms: 50.0, margin_ms: 50.0, margin_share: 0.1 }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::{Decision, DecideOptions, RouteDecision, RouteInput, Why};
+use super::{DecideOptions, Decision, RouteDecision, RouteInput, Why};
 use crate::cost::rendezvous;
 use crate::ids::WorkerId;
 use crate::worker::{WorkerState, WorkerView};

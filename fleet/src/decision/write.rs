@@ -86,11 +86,14 @@ impl Decision {
         let text = value.trim();
         match name {
             "route.target" => self.route.target = optional(text, |text| takes_turns(candidates, text))?,
-            "route.fallbacks" => self.route.fallbacks = optional(text, |text| list(text, |n| takes_turns(candidates, n)))?,
+            "route.fallbacks" => {
+                self.route.fallbacks = optional(text, |text| list(text, |n| takes_turns(candidates, n)))?
+            }
             // A worker that is not there is as good as excluded, so an unknown name is not an error here.
             "route.exclude" => {
-                self.route.exclude =
-                    optional(text, |text| Ok(split(text).filter_map(|n| candidates.find(n)).map(|w| w.index).collect()))?;
+                self.route.exclude = optional(text, |text| {
+                    Ok(split(text).filter_map(|n| candidates.find(n)).map(|w| w.index).collect())
+                })?;
             }
             "route.scores" => self.route.scores = optional(text, |text| scores(text, candidates))?,
             "route.reason" => self.route.reason = optional(text, |text| bounded(text, MAX_REASON_BYTES))?,
@@ -104,8 +107,7 @@ impl Decision {
             }
             "queue.flow" => self.queue.flow = optional(text, |text| bounded(text, MAX_FLOW_BYTES))?,
             "session.action" => {
-                self.session.action =
-                    optional(text, |text| SessionAction::parse(text).ok_or(WriteError::BadValue))?;
+                self.session.action = optional(text, |text| SessionAction::parse(text).ok_or(WriteError::BadValue))?;
             }
             "session.key" => self.session.key = optional(text, |text| bounded(text, MAX_KEY_BYTES))?,
             "session.ttl_s" => self.session.ttl_ms = optional(text, ttl_ms)?,

@@ -48,7 +48,9 @@ pub(super) enum EngineState {
     /// The close went out.
     Closing,
     /// The close failed for good; the worker's own timeout ends it no later than this.
-    Abandoned { until_ms: u64 },
+    Abandoned {
+        until_ms: u64,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

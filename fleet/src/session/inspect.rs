@@ -103,8 +103,7 @@ impl Sessions {
 
     /// Sums, by walking the table.
     pub fn counts(&self) -> Counts {
-        let mut counts =
-            Counts { in_flight: self.leases, engine_sessions: self.engines.len(), ..Counts::default() };
+        let mut counts = Counts { in_flight: self.leases, engine_sessions: self.engines.len(), ..Counts::default() };
         for session in self.slots.values().filter_map(|slot| slot.session.as_ref()) {
             match session.mode {
                 SessionMode::Affinity => counts.affinity += 1,
@@ -212,7 +211,10 @@ impl Sessions {
                     engine.is_some_and(|e| matches!(e.state, EngineState::Opening | EngineState::Open)),
                     "a session's engine session is live"
                 );
-                debug_assert!(engine.is_some_and(|e| Some(e.spot) == session.bound), "it lives where the session is bound");
+                debug_assert!(
+                    engine.is_some_and(|e| Some(e.spot) == session.bound),
+                    "it lives where the session is bound"
+                );
                 debug_assert!(engine.is_some_and(|e| e.mode == session.mode), "it is of the session's mode");
             }
             debug_assert_eq!(

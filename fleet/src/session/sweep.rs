@@ -71,7 +71,8 @@ impl Sessions {
             self.debug_check(key);
         }
         // Closes that an open waits for are not worth the wait any more.
-        let waiting: Vec<u64> = self.engines.iter().filter(|(_, e)| e.spot.0 == worker).map(|(number, _)| number).collect();
+        let waiting: Vec<u64> =
+            self.engines.iter().filter(|(_, e)| e.spot.0 == worker).map(|(number, _)| number).collect();
         for number in waiting {
             self.engines.update(number, |engine| engine.lost = true);
         }
@@ -83,7 +84,8 @@ impl Sessions {
     pub fn worker_restarted(&mut self, worker: WorkerId) -> Vec<SessionKey> {
         // Closes are not sent: what they would name died with the process.
         let loss = self.worker_lost(worker);
-        let gone: Vec<u64> = self.engines.iter().filter(|(_, e)| e.spot.0 == worker).map(|(number, _)| number).collect();
+        let gone: Vec<u64> =
+            self.engines.iter().filter(|(_, e)| e.spot.0 == worker).map(|(number, _)| number).collect();
         for number in gone {
             self.forget_engine(number);
         }

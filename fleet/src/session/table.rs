@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::engine::{Engine, EngineState, Engines, Spot};
 use super::{
-    Begin, BeginTurn, Busy, CloseCause, Degraded, EngineClose, Lease, ModeWish, NoSession, OpenResult, Outcome, SessionAction,
-    SessionMode, SessionOptions, TurnEnd,
+    Begin, BeginTurn, Busy, CloseCause, Degraded, EngineClose, Lease, ModeWish, NoSession, OpenResult, Outcome,
+    SessionAction, SessionMode, SessionOptions, TurnEnd,
 };
 use crate::ids::{SessionKey, WorkerId};
 
@@ -110,7 +110,9 @@ impl Sessions {
             }
             _ if known => self.resume(turn, &mut closes),
             SessionAction::Bind | SessionAction::Open => self.create(turn, &mut closes),
-            SessionAction::None | SessionAction::Close | SessionAction::Release => Outcome::Ordinary(NoSession::Unknown),
+            SessionAction::None | SessionAction::Close | SessionAction::Release => {
+                Outcome::Ordinary(NoSession::Unknown)
+            }
         };
         self.debug_check(turn.key);
         Begin { outcome, closes }
@@ -240,7 +242,12 @@ impl Sessions {
     }
 
     /// A session that starts, or is opened after it was only bound.
-    fn plan_open(&mut self, turn: &BeginTurn, bound: Option<Spot>, closes: &mut Vec<EngineClose>) -> Result<Plan, Busy> {
+    fn plan_open(
+        &mut self,
+        turn: &BeginTurn,
+        bound: Option<Spot>,
+        closes: &mut Vec<EngineClose>,
+    ) -> Result<Plan, Busy> {
         let (mode, degraded) = match turn.action {
             SessionAction::Open => {
                 let wish = turn.wish.or_else(|| self.session(turn.key)?.wish).unwrap_or_default();
@@ -254,9 +261,7 @@ impl Sessions {
             SessionMode::Stream => {
                 let spot = self.spot(turn, bound);
                 match self.room(turn, spot, closes)? {
-                    None => {
-                        Ok(Plan { mode: SessionMode::Stream, spot, engine: PlanEngine::Create, degraded: None })
-                    }
+                    None => Ok(Plan { mode: SessionMode::Stream, spot, engine: PlanEngine::Create, degraded: None }),
                     Some(why) => Ok(self.plan_affinity(turn, bound, Some(why))),
                 }
             }
@@ -297,7 +302,12 @@ impl Sessions {
     }
 
     /// A streaming session whose engine session is gone.
-    fn plan_lost(&mut self, turn: &BeginTurn, bound: Option<Spot>, closes: &mut Vec<EngineClose>) -> Result<Plan, Busy> {
+    fn plan_lost(
+        &mut self,
+        turn: &BeginTurn,
+        bound: Option<Spot>,
+        closes: &mut Vec<EngineClose>,
+    ) -> Result<Plan, Busy> {
         let spot = self.spot(turn, bound);
         let without = |degraded| Plan { mode: SessionMode::Stream, spot, engine: PlanEngine::Without, degraded };
         if turn.action == SessionAction::Close {
@@ -347,12 +357,10 @@ impl Sessions {
             match self.room_in(turn, spot) {
                 Room::Enough => return Ok(None),
                 Room::Soon => return Err(Busy::Room),
-                Room::Never(why) => {
-                    match since_ms.and_then(|since_ms| self.engines.longest_idle(spot, since_ms)) {
-                        Some(number) => self.evict(number, closes),
-                        None => return Ok(Some(why)),
-                    }
-                }
+                Room::Never(why) => match since_ms.and_then(|since_ms| self.engines.longest_idle(spot, since_ms)) {
+                    Some(number) => self.evict(number, closes),
+                    None => return Ok(Some(why)),
+                },
             }
         }
     }
@@ -456,14 +464,7 @@ impl Sessions {
 
     // === a turn ends ===
 
-    fn end_in_engine(
-        &mut self,
-        lease: &Lease,
-        number: u64,
-        end: TurnEnd,
-        now_ms: u64,
-        closes: &mut Vec<EngineClose>,
-    ) {
+    fn end_in_engine(&mut self, lease: &Lease, number: u64, end: TurnEnd, now_ms: u64, closes: &mut Vec<EngineClose>) {
         self.engines.leave(number, now_ms);
         if lease.mode == SessionMode::Stream {
             match end {
@@ -503,7 +504,9 @@ impl Sessions {
     /// Closes the longest idle streaming sessions of a place while what they hold together is over its cap: the engine can
     /// evict none of it, and with its pool full of it runs nothing at all.
     fn shed_tokens(&mut self, number: u64, closes: &mut Vec<EngineClose>) {
-        let Some(spot) = self.engines.get(number).filter(|e| e.mode == SessionMode::Stream).map(|e| e.spot) else { return };
+        let Some(spot) = self.engines.get(number).filter(|e| e.mode == SessionMode::Stream).map(|e| e.spot) else {
+            return;
+        };
         while self.engines.place(spot).is_some_and(|place| place.live_tokens > place.cap_tokens) {
             let Some(victim) = self.engines.longest_idle(spot, u64::MAX) else { return };
             self.evict(victim, closes);

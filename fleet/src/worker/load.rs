@@ -123,8 +123,7 @@ impl Load {
         self.kv_capacity_tokens = self.kv_capacity_tokens.saturating_add(rank.max_total_num_tokens.unwrap_or(0));
         self.prefill_uncached_total =
             self.prefill_uncached_total.saturating_add(rank.total_prefill_uncached_tokens.unwrap_or(0));
-        self.prefill_busy_us_total =
-            self.prefill_busy_us_total.saturating_add(rank.total_prefill_busy_us.unwrap_or(0));
+        self.prefill_busy_us_total = self.prefill_busy_us_total.saturating_add(rank.total_prefill_busy_us.unwrap_or(0));
         self.ranks.push(one);
     }
 }
