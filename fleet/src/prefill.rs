@@ -4,7 +4,8 @@
 //! message, its tool calls are lost; with `continue_final_message` only its bare text follows the generation prompt, behind
 //! whatever a thinking template opens there. What renders as in the real next turn is the message with the next one behind
 //! it, so that is what is sent: an empty result for each tool call, or an empty user message. The next turn then differs
-//! first inside that last message.
+//! first inside that last message. Measured on a tool-calling turn of 368 prompt tokens, cached for the real one: 254 without
+//! a prefill, 253 with the message at the end, 352 with an empty result behind it.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -109,11 +110,7 @@ pub fn next_turn_body(turn: &Turn, reply: &Reply, plan: &UpstreamPlan<'_>) -> Op
     edits.set("messages", messages(turn, reply)?);
     edits.set("stream", "false");
     edits.set("max_tokens", "1");
-    // The prompt is the same for `required` and `auto`, but the first compiles a grammar. `none` and a named tool change which
-    // tools are rendered, so they stay.
-    if turn.members.string("tool_choice").is_some_and(|choice| choice == "required") {
-        edits.remove("tool_choice");
-    }
+    // `tool_choice` stays: `none` and a named tool change which tools are rendered, and some templates print `required`.
     turn.steer(plan, &mut edits);
     Some(rewrite(&turn.members, &edits))
 }

@@ -157,8 +157,17 @@ pub(super) fn note_error(raw: Raw<'_>, watch: &mut Watch) {
         return watch.fail(500, &message);
     }
     let error = read::<ErrorShape<'_>>(raw).unwrap_or_default();
-    let status = read::<u16>(error.code).or_else(|| status_of(&text(error.kind)?)).unwrap_or(500);
-    watch.fail(status, &text(error.message).unwrap_or_default());
+    let message = text(error.message).unwrap_or_default();
+    // Responses hides the scheduler's status in the text: code 400, "503: The request queue is full."
+    let status =
+        told_in(&message).or_else(|| read::<u16>(error.code)).or_else(|| status_of(&text(error.kind)?)).unwrap_or(500);
+    watch.fail(status, &message);
+}
+
+/// The status that a message begins with.
+fn told_in(message: &str) -> Option<u16> {
+    let (status, _) = message.split_once(": ")?;
+    status.parse().ok().filter(|status| (400..600).contains(status))
 }
 
 /// The status that a named error type stands for.
