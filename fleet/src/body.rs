@@ -56,6 +56,8 @@ struct Member {
     decoded_key: Option<Box<str>>,
     /// Opening quote of the key.
     start: usize,
+    /// Closing quote of the key, where the key has no escapes.
+    key_end: usize,
     /// First byte of the value.
     value: usize,
     /// Just behind the value.
@@ -104,8 +106,9 @@ pub fn rewrite(members: &Members, edits: &Edits) -> Bytes {
     let mut kept: Vec<(usize, Option<&str>)> = Vec::with_capacity(members.list.len());
     let mut seen = vec![false; edits.list.len()];
     for index in (0..members.list.len()).rev() {
-        let Some(key) = members.key_at(index) else { continue };
-        match edits.list.iter().position(|e| e.key == key) {
+        let Some(member) = members.list.get(index) else { continue };
+        let key = members.key_bytes(member);
+        match edits.list.iter().position(|e| e.key.as_bytes() == key) {
             None => kept.push((index, None)),
             Some(edit) => {
                 changed = true;
@@ -209,7 +212,8 @@ impl Members {
 
     /// The keys in the order of the body, escapes resolved, duplicates included.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
-        (0..self.list.len()).filter_map(|index| self.key_at(index))
+        // Keys were checked to be UTF-8 when they were found.
+        self.list.iter().filter_map(|member| std::str::from_utf8(self.key_bytes(member)).ok())
     }
 
     /// Whether the key is present.
@@ -254,18 +258,13 @@ impl Members {
     }
 
     fn find(&self, key: &str) -> Option<&Member> {
-        let index = (0..self.list.len()).rev().find(|index| self.key_at(*index) == Some(key))?;
-        self.list.get(index)
+        self.list.iter().rev().find(|member| self.key_bytes(member) == key.as_bytes())
     }
 
-    fn key_at(&self, index: usize) -> Option<&str> {
-        let member = self.list.get(index)?;
+    fn key_bytes<'a>(&'a self, member: &'a Member) -> &'a [u8] {
         match &member.decoded_key {
-            Some(key) => Some(key),
-            None => {
-                let rest = self.body.get(member.start + 1..member.value)?;
-                std::str::from_utf8(rest.get(..memchr::memchr(b'"', rest)?)?).ok()
-            }
+            Some(key) => key.as_bytes(),
+            None => self.body.get(member.start + 1..member.key_end).unwrap_or_default(),
         }
     }
 }
@@ -395,11 +394,12 @@ impl<'de> Visitor<'de> for TopLevel<'de, '_> {
             let Some(start) = start else {
                 return Err(A::Error::custom("a member lies outside the body"));
             };
-            let decoded_key = match key {
-                Cow::Borrowed(_) => None,
-                Cow::Owned(key) => Some(key.into_boxed_str()),
+            // A key without escapes is as long as it is written.
+            let (decoded_key, key_end) = match key {
+                Cow::Borrowed(key) => (None, start + 1 + key.len()),
+                Cow::Owned(key) => (Some(key.into_boxed_str()), start + 1),
             };
-            self.list.push(Member { decoded_key, start, value, end });
+            self.list.push(Member { decoded_key, start, key_end, value, end });
             if self.list.len() > MAX_MEMBERS {
                 return Err(A::Error::custom("too many members"));
             }

@@ -225,7 +225,7 @@ proptest! {
         let got: Vec<(String, String)> = (0..rescanned.len())
             .map(|i| {
                 let m = &rescanned.list[i];
-                (rescanned.key_at(i).unwrap().to_owned(), String::from_utf8(out[m.value..m.end].to_vec()).unwrap())
+                (rescanned.keys().nth(i).unwrap().to_owned(), String::from_utf8(out[m.value..m.end].to_vec()).unwrap())
             })
             .collect();
         // Appended members come in the order of the edits; the model lists them so too, up to repeats.
