@@ -64,7 +64,7 @@ pub struct Decision {
     flow: Option<String>,
     session_action: Option<SessionAction>,
     session_key: Option<String>,
-    session_ttl_s: Option<u64>,
+    session_ttl_s: Option<f64>,
     session_mode: Option<SessionMode>,
     prefill: Option<bool>,
     engine_priority: Option<EnginePriority>,
@@ -145,8 +145,8 @@ impl Decision {
         self
     }
 
-    /// The session's idle timeout, seconds from the end of a turn.
-    pub fn session_ttl_s(mut self, seconds: u64) -> Self {
+    /// The session's idle timeout, seconds from the end of a turn. Written to a ms.
+    pub fn session_ttl_s(mut self, seconds: f64) -> Self {
         self.session_ttl_s = Some(seconds);
         self
     }
@@ -211,8 +211,8 @@ impl Decision {
         if let Some(key) = &self.session_key {
             set("session", "key", key);
         }
-        if let Some(seconds) = self.session_ttl_s {
-            set("session", "ttl_s", &seconds.to_string());
+        if let Some(seconds) = self.session_ttl_s.filter(|seconds| seconds.is_finite()) {
+            set("session", "ttl_s", &decimal(seconds, 3));
         }
         if let Some(mode) = self.session_mode {
             set("session", "mode", mode.text());

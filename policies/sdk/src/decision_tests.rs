@@ -26,7 +26,7 @@ fn every_part_is_written_under_its_name() {
         .flow("tree-1")
         .session(SessionAction::Open)
         .session_key("s-1")
-        .session_ttl_s(300)
+        .session_ttl_s(300.0)
         .session_mode(SessionMode::Auto)
         .prefill(false)
         .engine_priority(EnginePriority::Value(-4))

@@ -4,7 +4,9 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde_json::Value;
 
+use crate::options::read_json;
 use crate::{Counter, Host, SessionAction, SessionMode, Worker, WorkerName, WorkerState, Workers};
 
 /// The turn being decided.
@@ -168,8 +170,8 @@ impl<'h> Turn<'h> {
     }
 
     /// Idle timeout the client asked for its session, seconds.
-    pub fn timeout_s(&self) -> Option<u64> {
-        self.number(&["turnstile", "request", "timeout_s"])
+    pub fn timeout_s(&self) -> Option<f64> {
+        self.decimal(&["turnstile", "request", "timeout_s"])
     }
 
     /// Seed that breaks ties between equal workers the same way on every gateway.
@@ -226,7 +228,8 @@ impl<'h> Turn<'h> {
         self.workers()?.bound()
     }
 
-    /// The candidates with ids and labels, from JSON. Dearer than [`Turn::workers`]; use it for what the table lacks.
+    /// The candidates with ids and labels, from JSON: some microseconds for each worker, where [`Turn::workers`] costs a
+    /// fraction of one. Use it for what the table lacks.
     pub fn worker_facts(&self) -> Option<Vec<WorkerFacts>> {
         self.json(&["turnstile", "workers"])
     }
@@ -281,9 +284,9 @@ impl<'h> Turn<'h> {
         std::str::from_utf8(&value).ok()?.parse().ok()
     }
 
-    /// A finite number that may have a fraction. Read as JSON, whose reader is in every module already.
+    /// A finite number that may have a fraction. Read as a JSON value, whose reader is in every module already.
     fn decimal(&self, path: &[&str]) -> Option<f64> {
-        serde_json::from_slice(&self.host.get(path)?).ok()
+        serde_json::from_slice::<Value>(&self.host.get(path)?).ok()?.as_f64()
     }
 
     fn flag(&self, path: &[&str]) -> Option<bool> {
@@ -292,7 +295,7 @@ impl<'h> Turn<'h> {
 
     fn json<T: serde::de::DeserializeOwned>(&self, path: &[&str]) -> Option<T> {
         let value = self.host.get(path)?;
-        serde_json::from_slice(&value).map_err(|_| log::warn!("{} is not what it should be", path.join("."))).ok()
+        read_json(&value).map_err(|error| log::warn!("{}: {error}", path.join("."))).ok()
     }
 }
 

@@ -1,7 +1,8 @@
 //! A plugin's configuration table, read strictly and with errors that name the option.
 //!
 //! Any type that derives `serde::Deserialize` can be read. The reader is this module's own: serde_json's knows where in
-//! the text an error is, but not in which option, and the author of the configuration never saw that text.
+//! the text an error is, but not in which option, and the author of the configuration never saw that text. It also needs
+//! the printing of floats, which is a quarter of a module's size.
 
 use std::fmt;
 
@@ -32,13 +33,21 @@ pub struct OptionError {
 /// Names the first option that is unknown, missing or has a wrong value. For an unknown one the message lists those known.
 pub fn parse_options<T: DeserializeOwned>(configuration: &[u8]) -> Result<T, OptionError> {
     let text = if configuration.trim_ascii().is_empty() { b"{}" } else { configuration };
-    let table: Value = serde_json::from_slice(text).map_err(|error| {
-        OptionError::message(format!("not JSON, column {} of line {}", error.column(), error.line()))
-    })?;
+    let table = value(text)?;
     if !table.is_object() {
         return Err(OptionError::message(format!("expected a table, found {}", kind(&table))));
     }
     T::deserialize(Reader(&table))
+}
+
+/// Reads any JSON.
+pub(crate) fn read_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, OptionError> {
+    T::deserialize(Reader(&value(text)?))
+}
+
+fn value(text: &[u8]) -> Result<Value, OptionError> {
+    serde_json::from_slice(text)
+        .map_err(|error| OptionError::message(format!("not JSON, column {} of line {}", error.column(), error.line())))
 }
 
 // === impl OptionError ===

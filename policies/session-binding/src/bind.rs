@@ -3,6 +3,9 @@
 use serde::Deserialize;
 use turnstile_policy::{SessionAction, SessionMode};
 
+/// Shortest idle timeout that is passed on: the gateway counts in ms.
+const LEAST_TTL_S: f64 = 0.001;
+
 /// The plugin's configuration table.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -10,9 +13,9 @@ pub struct Options {
     /// Bind turns that name a session (in a header, say) without asking for anything.
     pub bind_identified: bool,
     /// Idle timeout of a new session whose client gave none, seconds. Absent: the gateway's `sessions.default_timeout_s`.
-    pub default_ttl_s: Option<u64>,
+    pub default_ttl_s: Option<f64>,
     /// Longest idle timeout a client may ask for, seconds. Absent: the gateway's `sessions.max_timeout_s`.
-    pub max_ttl_s: Option<u64>,
+    pub max_ttl_s: Option<f64>,
     /// How `open` takes part in the engine: `auto`, `affinity`, `tag` or `stream`.
     pub open_mode: OpenMode,
 }
@@ -33,25 +36,25 @@ pub enum OpenMode {
 }
 
 /// What is known about a turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Request {
     /// What the client asked for.
     pub action: Option<SessionAction>,
     /// The turn names a session.
     pub named: bool,
     /// The idle timeout the client asked for, seconds.
-    pub timeout_s: Option<u64>,
+    pub timeout_s: Option<f64>,
     /// The session lives already.
     pub live: bool,
 }
 
 /// What becomes of the session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Binding {
     /// The action.
     pub action: SessionAction,
     /// The idle timeout to set, seconds; `None` leaves a live session's as it is, and a new one's to the gateway.
-    pub ttl_s: Option<u64>,
+    pub ttl_s: Option<f64>,
     /// The mode to set; `None` leaves a live session's as it is.
     pub mode: Option<SessionMode>,
 }
@@ -71,14 +74,14 @@ impl Options {
     /// Names the option that is wrong.
     pub fn check(&self) -> Result<(), String> {
         for (name, seconds) in [("default_ttl_s", self.default_ttl_s), ("max_ttl_s", self.max_ttl_s)] {
-            if seconds == Some(0) {
-                return Err(format!("option `{name}`: a session needs at least 1 second"));
+            if seconds.is_some_and(|seconds| !(LEAST_TTL_S..f64::INFINITY).contains(&seconds)) {
+                return Err(format!("option `{name}`: a session needs at least a millisecond"));
             }
         }
         if let (Some(default), Some(max)) = (self.default_ttl_s, self.max_ttl_s)
             && max < default
         {
-            return Err(format!("option `max_ttl_s`: {max} is below default_ttl_s, {default}"));
+            return Err("option `max_ttl_s`: below default_ttl_s".to_owned());
         }
         Ok(())
     }
@@ -105,7 +108,7 @@ pub fn decide(request: &Request, options: &Options) -> Option<Binding> {
     if !request.named {
         return None;
     }
-    let asked = request.timeout_s.map(|seconds| seconds.clamp(1, options.max_ttl_s.unwrap_or(u64::MAX)));
+    let asked = request.timeout_s.map(|seconds| seconds.min(options.max_ttl_s.unwrap_or(f64::MAX)).max(LEAST_TTL_S));
     let ttl_s = asked.or(options.default_ttl_s.filter(|_| !request.live));
     let kept = |action, new_mode| Binding { action, ttl_s, mode: if request.live { None } else { Some(new_mode) } };
     match request.action {

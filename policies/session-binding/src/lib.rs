@@ -31,7 +31,8 @@ impl SessionBinding {
             action: turn.action(),
             named: true,
             timeout_s: turn.timeout_s(),
-            live: turn.session_worker().is_some(),
+            // A session whose worker is gone still lives, and has no worker to name.
+            live: turn.session_idle_ms().is_some(),
         }
     }
 

@@ -31,7 +31,7 @@ fn a_new_session_is_opened_and_left_to_be_placed() {
 fn a_live_session_goes_to_its_worker() {
     let host = FakeHost::new()
         .fact("request.session", "s-1")
-        .fact("session.worker", "a:1")
+        .fact("session.idle_ms", 40)
         .fact("session.mode", "tag")
         .workers(&[Worker::default(), bound(WorkerState::Ready)]);
     route(&host);
@@ -47,7 +47,7 @@ fn a_live_session_goes_to_its_worker() {
 fn a_worker_that_takes_no_turns_is_not_asked_for() {
     let excluded = bound(WorkerState::Ready).with_flags(true, false, true);
     for worker in [bound(WorkerState::Unhealthy), bound(WorkerState::Draining), excluded] {
-        let host = FakeHost::new().fact("request.session", "s-1").fact("session.worker", "a:1").workers(&[worker]);
+        let host = FakeHost::new().fact("request.session", "s-1").fact("session.idle_ms", 40).workers(&[worker]);
         route(&host);
         assert_eq!(host.decisions(), ["session.action=bind"]);
         assert_eq!(host.counted("session_binding_bound_worker_lost_total"), 1);
@@ -59,7 +59,7 @@ fn a_closing_turn_still_goes_to_its_worker() {
     let host = FakeHost::new()
         .fact("request.action", "close")
         .fact("request.session", "s-1")
-        .fact("session.worker", "a:1")
+        .fact("session.idle_ms", 40)
         .workers(&[bound(WorkerState::Ready)]);
     route(&host);
     assert_eq!(host.decisions(), ["route.reason=bound", "route.target=#3", "session.action=close"]);
