@@ -10,24 +10,33 @@
 //! let config = turnstile_config::Config::parse(text, "turnstile.toml", std::path::Path::new("."))?;
 //! assert_eq!(config.pools[0].workers[0].id, "127.0.0.1:30000");
 //!
-//! let errors = turnstile_config::Config::parse("[admision]\n", "turnstile.toml", std::path::Path::new(".")).unwrap_err();
-//! assert_eq!(errors.problems[0].to_string(), "1:2: admision: unknown key, did you mean `admission`?");
+//! let text = "[retry]\natempts = 3\n[[pools]]\nworkers = [\"http://127.0.0.1:30000\"]\n";
+//! let errors = turnstile_config::Config::parse(text, "turnstile.toml", std::path::Path::new(".")).unwrap_err();
+//! assert_eq!(errors.to_string(), "turnstile.toml:2:1: retry.atempts: unknown key, did you mean `attempts`?");
 //! # Ok::<(), turnstile_config::Errors>(())
 //! ```
 #![forbid(unsafe_code)]
 
 mod admission;
 mod byte_size;
+mod check;
+mod conform;
+mod format;
 mod header_name;
 mod listener;
+mod load;
 mod logging;
+mod node;
 mod plugin;
 mod pool;
+mod problem;
+mod reference;
+mod restart;
+mod schema;
 mod secret;
 mod session;
+mod summary;
 mod upstream;
-
-use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -39,6 +48,10 @@ pub use listener::{Admin, Listener};
 pub use logging::{AccessLog, Level, LogFormat, Logging, State};
 pub use plugin::{BuiltIn, OnError, Phase, Plugin, PluginSource};
 pub use pool::{Pool, Worker, WorkerUrl};
+pub use problem::{Errors, Problem};
+pub use reference::reference;
+pub use restart::restart_needed;
+pub use schema::schema;
 pub use secret::{Secret, SecretError};
 pub use session::{Busy, IdHeaders, Sessions};
 pub use upstream::{Limits, Retry, Timeouts};
@@ -48,14 +61,13 @@ pub use upstream::{Limits, Retry, Timeouts};
 /// A value made by `Config::parse`, `Config::load` or `Config::from_workers` is valid: names are filled in and unique,
 /// paths are absolute or relative to the working directory, numbers are within their ranges. The one from `Default` has
 /// no pools and serves nothing.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Threads that serve requests. Absent: one per CPU core.
     #[schemars(range(min = 1, max = 1024), extend("x-restart" = true))]
     pub threads: Option<u32>,
     /// Addresses that clients connect to. Absent: one listener with the defaults below.
-    #[serde(default = "Listener::default_list")]
     #[schemars(length(min = 1), extend("x-restart" = true))]
     pub listeners: Vec<Listener>,
     /// The administrative listener: metrics, workers, sessions, plugins, configuration, reload.
@@ -65,7 +77,6 @@ pub struct Config {
     pub pools: Vec<Pool>,
     /// The plugins in the order in which they run. Absent: the built-in policies `priority-queue`, `session-binding`
     /// and `kv-affinity`; an empty list: none, the native defaults decide.
-    #[serde(default = "Plugin::built_in_chain")]
     pub plugins: Vec<Plugin>,
     /// When requests wait, how many, and when they are refused.
     pub admission: Admission,
@@ -87,9 +98,25 @@ pub struct Config {
     pub state: State,
 }
 
-/// The directory against which a relative path of a configuration is resolved.
-pub(crate) fn resolve_path(base_dir: &std::path::Path, path: &mut PathBuf) {
-    if path.is_relative() {
-        *path = base_dir.join(&*path);
+// === impl Config ===
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            threads: None,
+            listeners: vec![Listener::default()],
+            admin: Admin::default(),
+            pools: Vec::new(),
+            plugins: Plugin::built_in_chain(),
+            admission: Admission::default(),
+            routing: Routing::default(),
+            sessions: Sessions::default(),
+            prefill: Prefill::default(),
+            timeouts: Timeouts::default(),
+            limits: Limits::default(),
+            retry: Retry::default(),
+            logging: Logging::default(),
+            state: State::default(),
+        }
     }
 }

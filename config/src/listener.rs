@@ -32,12 +32,6 @@ pub struct Admin {
 
 // === impl Listener ===
 
-impl Listener {
-    pub(crate) fn default_list() -> Vec<Self> {
-        vec![Self::default()]
-    }
-}
-
 impl Default for Listener {
     fn default() -> Self {
         Self { address: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8080), h2c: true }

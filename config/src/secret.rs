@@ -102,7 +102,7 @@ impl Secret {
 
     pub(crate) fn resolve_path(&mut self, base_dir: &Path) {
         if let Source::File(path) = &mut self.0 {
-            crate::resolve_path(base_dir, path);
+            *path = base_dir.join(&*path);
         }
     }
 }
@@ -185,3 +185,7 @@ impl JsonSchema for Secret {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "secret_tests.rs"]
+mod tests;

@@ -1,0 +1,268 @@
+//! What the schema cannot say: rules that hold between keys, and between the file and the world around it.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    AccessLog, Config, OnError, Phase, Plugin, PluginSource, Secret,
+    node::{Node, join},
+    problem::Problem,
+};
+
+/// Fills in the names of pools, and makes paths start at the directory of the file.
+pub(crate) fn complete(config: &mut Config, base_dir: &Path) {
+    let absolute = |path: &mut PathBuf| *path = base_dir.join(&*path);
+    for (index, pool) in config.pools.iter_mut().enumerate() {
+        if pool.name.is_empty() {
+            pool.name = if index == 0 { "default".to_owned() } else { format!("pool-{}", index + 1) };
+        }
+        let keys = pool.workers.iter_mut().filter_map(|worker| worker.api_key.as_mut());
+        keys.chain(pool.api_key.as_mut()).for_each(|key| key.resolve_path(base_dir));
+    }
+    for plugin in &mut config.plugins {
+        if let PluginSource::File(path) = &mut plugin.wasm {
+            absolute(path);
+        }
+    }
+    if let Some(token) = &mut config.admin.token {
+        token.resolve_path(base_dir);
+    }
+    if let AccessLog::File(path) = &mut config.logging.access {
+        absolute(path);
+    }
+    if let Some(dir) = &mut config.state.dir {
+        absolute(dir);
+    }
+}
+
+/// Checks a completed configuration. `root` is the tree that it was made from, element by element.
+pub(crate) fn check(config: &Config, root: &Node, problems: &mut Vec<Problem>) {
+    let mut checker = Checker { problems };
+    checker.listeners(config, At::root(root));
+    checker.pools(config, At::root(root).entry("pools"));
+    checker.plugins(config, At::root(root).entry("plugins"));
+    checker.sessions(config, At::root(root).entry("sessions"));
+    checker.access_log(config, At::root(root).entry("logging").entry("access"));
+}
+
+struct Checker<'a> {
+    problems: &'a mut Vec<Problem>,
+}
+
+/// A key of the file. Where the file does not have it, its place is that of the nearest table around it.
+#[derive(Clone)]
+struct At<'a> {
+    node: Option<&'a Node>,
+    nearest: &'a Node,
+    key: String,
+}
+
+/// Values that must not occur twice, and the key of each.
+struct Unique<T> {
+    what: &'static str,
+    seen: HashMap<T, String>,
+}
+
+// === impl Checker ===
+
+impl Checker<'_> {
+    fn problem(&mut self, at: &At<'_>, message: impl Into<String>) {
+        self.problems.push(Problem::new(at.nearest.place, at.key.as_str(), message));
+    }
+
+    fn listeners(&mut self, config: &Config, root: At<'_>) {
+        let mut taken: Vec<(SocketAddr, String)> = Vec::new();
+        for (index, listener) in config.listeners.iter().enumerate() {
+            let at = root.entry("listeners").item(index).entry("address");
+            if let Some((_, by)) = taken.iter().find(|(address, _)| collide(*address, listener.address)) {
+                self.problem(&at, format!("the address is already taken by {by}"));
+            }
+            taken.push((listener.address, at.key));
+        }
+        let admin = root.entry("admin");
+        let Some(address) = config.admin.address else { return };
+        let at = admin.entry("address");
+        if let Some((_, by)) = taken.iter().find(|(taken, _)| collide(*taken, address)) {
+            self.problem(&at, format!("the address is already taken by {by}"));
+        }
+        let token = admin.entry("token");
+        match &config.admin.token {
+            Some(secret) => self.secret(&token, secret),
+            None if token.node.is_none() && !address.ip().is_loopback() && !self.has_problem(&token) => {
+                self.problem(&at, "an administrative listener that other machines reach needs admin.token");
+            }
+            None => {}
+        }
+    }
+
+    fn pools(&mut self, config: &Config, pools: At<'_>) {
+        let (mut names, mut ids, mut urls, mut models) = (
+            Unique::new("the name"),
+            Unique::new("the worker id"),
+            Unique::new("the worker's address"),
+            Unique::new("the model"),
+        );
+        let mut any_model: Option<String> = None;
+        for (index, pool) in config.pools.iter().enumerate() {
+            let at = pools.item(index);
+            names.add(self, &at.entry("name"), &pool.name);
+            if let Some(key) = &pool.api_key {
+                self.secret(&at.entry("api_key"), key);
+            }
+            for (index, model) in pool.models.iter().enumerate() {
+                models.add(self, &at.entry("models").item(index), model);
+            }
+            // A list whose elements were dropped names models all the same.
+            let takes_any = pool.takes_any_model() && !self.has_problem(&at.entry("models"));
+            match &any_model {
+                Some(other) if takes_any => self.problem(
+                    &at.entry("models"),
+                    format!("{other} takes any model already; name the models of all pools but one"),
+                ),
+                None if takes_any => any_model = Some(at.key.clone()),
+                _ => {}
+            }
+            for (index, worker) in pool.workers.iter().enumerate() {
+                let at = at.entry("workers").item(index);
+                let (id, url) = (at.entry("id"), at.entry("url"));
+                // The short form has one value for both; so has a table without an id.
+                let new = urls.add(self, if url.node.is_some() { &url } else { &at }, &worker.url.authority());
+                if new || id.node.is_some() {
+                    ids.add(self, if id.node.is_some() { &id } else { &at }, &worker.id);
+                }
+                if let Some(key) = &worker.api_key {
+                    self.secret(&at.entry("api_key"), key);
+                }
+            }
+        }
+    }
+
+    fn plugins(&mut self, config: &Config, plugins: At<'_>) {
+        // The built-in chain stands in no file.
+        if plugins.node.is_none() {
+            return;
+        }
+        let mut names = Unique::new("the name");
+        for (index, plugin) in config.plugins.iter().enumerate() {
+            let at = plugins.item(index);
+            names.add(self, &at.entry("name"), &plugin.name);
+            self.plugin(plugin, &at);
+        }
+    }
+
+    fn plugin(&mut self, plugin: &Plugin, at: &At<'_>) {
+        match &plugin.wasm {
+            PluginSource::BuiltIn(policy) if policy.phase() != plugin.phase => {
+                let message = format!("{} runs in the phase \"{}\"", policy.name(), policy.phase());
+                self.problem(&at.entry("phase"), message);
+            }
+            PluginSource::BuiltIn(_) => {}
+            PluginSource::File(path) => match std::fs::metadata(path) {
+                Ok(found) if found.is_file() => {}
+                Ok(_) => self.problem(&at.entry("wasm"), format!("{} is not a file", path.display())),
+                Err(error) => self.problem(&at.entry("wasm"), format!("cannot read {}: {error}", path.display())),
+            },
+        }
+        if plugin.phase == Phase::Filter && plugin.on_error == Some(OnError::Fallback) {
+            let message = "the phase \"filter\" has no native default to fall back on; expected \"closed\" or \"open\"";
+            self.problem(&at.entry("on_error"), message);
+        }
+    }
+
+    fn sessions(&mut self, config: &Config, at: At<'_>) {
+        let sessions = &config.sessions;
+        let (default, most) = (at.entry("default_timeout_s"), at.entry("max_timeout_s"));
+        if sessions.default_timeout_s > sessions.max_timeout_s
+            && !self.has_problem(&default)
+            && !self.has_problem(&most)
+        {
+            let message = format!(
+                "default_timeout_s is {}, longer than max_timeout_s, {}",
+                sessions.default_timeout_s, sessions.max_timeout_s
+            );
+            self.problem(if default.node.is_some() { &default } else { &most }, message);
+        }
+        let mut headers = Unique::new("the header");
+        for (index, family) in sessions.id_headers.iter().enumerate() {
+            let at = at.entry("id_headers").item(index);
+            let session = at.entry("session");
+            headers.add(self, if session.node.is_some() { &session } else { &at }, &family.session);
+        }
+    }
+
+    fn access_log(&mut self, config: &Config, at: At<'_>) {
+        let AccessLog::File(path) = &config.logging.access else { return };
+        if path.is_dir() {
+            self.problem(&at, format!("{} is a directory", path.display()));
+        } else if !path.parent().is_some_and(|dir| dir.as_os_str().is_empty() || dir.is_dir()) {
+            self.problem(&at, format!("the directory of {} does not exist", path.display()));
+        }
+    }
+
+    fn secret(&mut self, at: &At<'_>, secret: &Secret) {
+        if let Err(error) = secret.resolve() {
+            self.problem(at, error.to_string());
+        }
+    }
+
+    /// Whether a key, or something in it, was dropped: then its default is not what the file meant.
+    fn has_problem(&self, at: &At<'_>) -> bool {
+        let inside = |rest: &str| rest.is_empty() || rest.starts_with(['.', '[']);
+        self.problems.iter().any(|problem| problem.key.strip_prefix(&at.key).is_some_and(inside))
+    }
+}
+
+/// Whether two sockets cannot listen at a time. Port 0 is any free one.
+fn collide(a: SocketAddr, b: SocketAddr) -> bool {
+    let same_family = a.is_ipv4() == b.is_ipv4();
+    a.port() != 0
+        && a.port() == b.port()
+        && (a.ip() == b.ip() || same_family && (a.ip().is_unspecified() || b.ip().is_unspecified()))
+}
+
+// === impl At ===
+
+impl<'a> At<'a> {
+    fn root(root: &'a Node) -> Self {
+        Self { node: Some(root), nearest: root, key: String::new() }
+    }
+
+    fn entry(&self, name: &str) -> Self {
+        self.step(self.node.and_then(|node| node.get(name)), || join(&self.key, name))
+    }
+
+    fn item(&self, index: usize) -> Self {
+        self.step(self.node.and_then(|node| node.item(index)), || format!("{}[{index}]", self.key))
+    }
+
+    fn step(&self, node: Option<&'a Node>, key: impl FnOnce() -> String) -> Self {
+        Self { node, nearest: node.unwrap_or(self.nearest), key: node.map_or_else(key, |node| node.key.clone()) }
+    }
+}
+
+// === impl Unique ===
+
+impl<T: Hash + Eq + Clone + ToString> Unique<T> {
+    fn new(what: &'static str) -> Self {
+        Self { what, seen: HashMap::new() }
+    }
+
+    /// Returns whether the value is new; adds a problem when it is not.
+    fn add(&mut self, checker: &mut Checker<'_>, at: &At<'_>, value: &T) -> bool {
+        if let Some(first) = self.seen.get(value) {
+            let message = format!("{} {} is already used by {first}", self.what, value.to_string());
+            checker.problem(at, message);
+            return false;
+        }
+        self.seen.insert(value.clone(), at.key.clone());
+        true
+    }
+}
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

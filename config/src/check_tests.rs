@@ -1,0 +1,337 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::Path;
+
+use crate::{Config, Errors};
+
+const MINIMAL: &str = "[[pools]]\nworkers = [\"http://10.0.0.1:30000\"]\n";
+
+fn parse(text: &str) -> Result<Config, Errors> {
+    Config::parse(text, "t.toml", Path::new("."))
+}
+
+/// The problems of a text, each as one line.
+fn problems(text: &str) -> Vec<String> {
+    parse(text).expect_err("the text is wrong").problems.iter().map(ToString::to_string).collect()
+}
+
+/// The problems of a text to which the smallest valid file is added.
+fn problems_of(text: &str) -> Vec<String> {
+    problems(&format!("{text}\n{MINIMAL}"))
+}
+
+// --- errors of one value
+
+#[test]
+fn syntax_errors_have_their_place() {
+    let errors = parse("[[pools]]\nworkers = [\"http://a:1\"\n[x]\n").unwrap_err();
+    assert!(errors.problems[0].line >= 2, "{errors}");
+    assert_eq!(problems("a = 1\nb = = 2\n")[0].split(' ').next(), Some("2:5:"));
+    assert_eq!(problems("[retry]\nattempts = 1\nattempts = 2\n"), ["3:1: duplicate key"]);
+}
+
+#[test]
+fn unknown_keys_have_a_suggestion() {
+    assert_eq!(
+        problems_of("[admision]\nmax_queue = 1\n[retry]\natempts = 1\nzzz = 2"),
+        [
+            "1:2: admision: unknown key, did you mean `admission`?",
+            "4:1: retry.atempts: unknown key, did you mean `attempts`?",
+            "5:1: retry.zzz: unknown key",
+        ]
+    );
+    assert_eq!(
+        problems_of("upstream_idle_ms = 1"),
+        ["1:1: upstream_idle_ms: unknown key, did you mean `timeouts.upstream_idle_ms`?"]
+    );
+    assert_eq!(
+        problems("workers = [\"http://a:1\"]"),
+        [
+            "1:1: pools: missing; at least one pool is needed: [[pools]] with workers = [\"http://HOST:PORT\"]",
+            "1:1: workers: unknown key, did you mean `pools.workers`?",
+        ]
+    );
+    assert_eq!(
+        problems("[[pools]]\nworkers = [{ url = \"http://a:1\", lables = { a = \"b\" } }]"),
+        ["2:34: pools[0].workers[0].lables: unknown key, did you mean `labels`?"]
+    );
+}
+
+#[test]
+fn wrong_types_name_both() {
+    assert_eq!(
+        problems_of("threads = \"four\"\nlisteners = 8080\nadmission.max_queue = 1.5\nrouting.bytes_per_token = true"),
+        [
+            "1:11: threads: expected an integer, found a string",
+            "2:13: listeners: expected a list, found an integer",
+            "3:23: admission.max_queue: expected an integer, found a number",
+            "4:27: routing.bytes_per_token: expected a number, found a boolean",
+        ]
+    );
+    assert_eq!(
+        problems("[[pools]]\nworkers = [5]\napi_key = 7\nmodels = [1979-05-27]\n"),
+        [
+            "2:12: pools[0].workers[0]: expected a string or a table, found an integer",
+            "3:11: pools[0].api_key: expected a string or a table, found an integer",
+            "4:11: pools[0].models[0]: expected a string, found a date or time",
+        ]
+    );
+    assert_eq!(problems("[pools]\nworkers = []\n"), ["1:1: pools: expected a list, found a table"]);
+}
+
+#[test]
+fn numbers_out_of_range_name_the_range() {
+    assert_eq!(
+        problems_of(
+            "threads = 0\nretry.attempts = -1\nadmission.kv_high_watermark = 1.01\nlimits.body_bytes = \"8GiB\"\n\
+             limits.header_bytes = 5\nadmission.overload_status = 500\nprefill.engine_priority = 9_999_999_999\n\
+             timeouts.total_s = 99999999999999999999\nrouting.bytes_per_token = nan"
+        ),
+        [
+            "8:20: timeouts.total_s: the integer does not fit into 64 bits",
+            "9:27: routing.bytes_per_token: expected a finite number",
+        ]
+    );
+    assert_eq!(
+        problems_of(
+            "threads = 0\nretry.attempts = -1\nadmission.kv_high_watermark = 1.01\nlimits.body_bytes = \"8GiB\"\n\
+             limits.header_bytes = 5\nadmission.overload_status = 500\nprefill.engine_priority = 9_999_999_999"
+        ),
+        [
+            "1:11: threads: must be from 1 to 1024",
+            "2:18: retry.attempts: must be from 1 to 100",
+            "3:31: admission.kv_high_watermark: must be from 0.05 to 1.0",
+            "4:21: limits.body_bytes: must be from 1KiB to 4GiB",
+            "5:23: limits.header_bytes: must be from 1KiB to 1MiB",
+            "6:29: admission.overload_status: expected 503 or 429",
+            "7:27: prefill.engine_priority: must be from -2147483648 to 2147483647",
+        ]
+    );
+}
+
+#[test]
+fn words_that_are_not_in_the_list_have_a_suggestion() {
+    assert_eq!(
+        problems_of(
+            "sessions.busy = \"wiat\"\nlogging.level = \"verbose\"\nlimits.body_bytes = \"64 megs\"\nprefill.engine_priority = \"low\""
+        ),
+        [
+            "1:17: sessions.busy: expected \"wait\" or \"refuse\", did you mean `wait`?",
+            "2:17: logging.level: expected \"error\" or \"warn\" or \"info\" or \"debug\" or \"trace\"",
+            "3:21: limits.body_bytes: expected a size such as 1048576, \"512KiB\" or \"64MiB\"",
+            "4:27: prefill.engine_priority: expected an integer or \"none\"",
+        ]
+    );
+}
+
+#[test]
+fn addresses_and_headers_have_a_form() {
+    assert_eq!(
+        problems_of(
+            "listeners = [{ address = \"8080\" }]\nadmin.address = \"of\"\nsessions.id_headers = [\"x y\", { session = \"\" }, {}]"
+        ),
+        [
+            "1:26: listeners[0].address: expected an IP address and a port, such as 0.0.0.0:8080",
+            "2:17: admin.address: expected an IP address and a port, such as 127.0.0.1:9180, or `off`",
+            "3:24: sessions.id_headers[0]: expected a header name of letters, digits and - _ . only, at most 128 long",
+            "3:43: sessions.id_headers[1].session: expected a header name of letters, digits and - _ . only, at most 128 long",
+            "3:49: sessions.id_headers[2].session: missing; it has no default",
+        ]
+    );
+}
+
+#[test]
+fn worker_urls_have_a_form() {
+    let text = r#"[[pools]]
+workers = [
+  "ftp://a:1",
+  "http://user:pw@a:1",
+  "http://a:1/v1",
+  "a:1",
+  "http://",
+  { url = "http://a:99999" },
+  { id = "x" },
+  { url = "http://a:1", id = "a,b" },
+]
+"#;
+    assert_eq!(
+        problems(text),
+        [
+            "3:3: pools[0].workers[0]: the scheme must be http or https",
+            "4:3: pools[0].workers[1]: credentials do not belong in a URL; use api_key",
+            "5:3: pools[0].workers[2]: expected scheme, host and port only, without a path, query or fragment",
+            "6:3: pools[0].workers[3]: the scheme must be http or https",
+            "7:3: pools[0].workers[4]: not a URL (empty host); expected one such as http://10.0.0.1:30000",
+            "8:11: pools[0].workers[5].url: not a URL (invalid port number); expected one such as http://10.0.0.1:30000",
+            "9:3: pools[0].workers[6].url: missing; it has no default",
+            "10:30: pools[0].workers[7].id: expected letters, digits and - _ . : / [ ] @ only, 1 to 128 of them",
+        ]
+    );
+}
+
+#[test]
+fn a_pool_needs_workers() {
+    assert_eq!(problems("[[pools]]\nname = \"a\"\n"), ["1:1: pools[0].workers: missing; it has no default"]);
+    assert_eq!(problems("[[pools]]\nworkers = []\n"), ["2:11: pools[0].workers: must not be empty"]);
+    assert_eq!(problems("pools = []\n"), ["1:9: pools: must not be empty"]);
+}
+
+// --- errors between values
+
+#[test]
+fn names_ids_addresses_and_models_are_unique() {
+    let text = r#"
+[[pools]]
+name = "p"
+models = ["m", "m"]
+workers = ["http://a:1", { url = "http://b:1", id = "a:1" }]
+[[pools]]
+name = "p"
+models = ["m"]
+workers = ["http://a:1", { url = "https://c:1", id = "c" }, { url = "http://d:1", id = "c" }]
+"#;
+    assert_eq!(
+        problems(text),
+        [
+            "4:16: pools[0].models[1]: the model m is already used by pools[0].models[0]",
+            "5:53: pools[0].workers[1].id: the worker id a:1 is already used by pools[0].workers[0]",
+            "7:8: pools[1].name: the name p is already used by pools[0].name",
+            "8:11: pools[1].models[0]: the model m is already used by pools[0].models[0]",
+            "9:12: pools[1].workers[0]: the worker's address a:1 is already used by pools[0].workers[0]",
+            "9:88: pools[1].workers[2].id: the worker id c is already used by pools[1].workers[1].id",
+        ]
+    );
+}
+
+#[test]
+fn one_pool_takes_any_model() {
+    assert_eq!(
+        problems("[[pools]]\nworkers = [\"http://a:1\"]\n[[pools]]\nworkers = [\"http://b:1\"]\n"),
+        ["3:1: pools[1].models: pools[0] takes any model already; name the models of all pools but one"]
+    );
+}
+
+#[test]
+fn an_admin_address_that_others_reach_needs_a_token() {
+    assert_eq!(
+        problems_of("[admin]\naddress = \"0.0.0.0:9180\""),
+        ["2:11: admin.address: an administrative listener that other machines reach needs admin.token"]
+    );
+    assert!(parse(&format!("admin.address = \"[::1]:9180\"\n{MINIMAL}")).is_ok());
+    let text = format!("admin.address = \"0.0.0.0:9180\"\nadmin.token = \"t\"\n{MINIMAL}");
+    assert!(parse(&text).is_ok());
+}
+
+#[test]
+fn listeners_do_not_collide() {
+    assert_eq!(
+        problems_of("listeners = [{}, { address = \"127.0.0.1:8080\" }, { address = \"127.0.0.1:9180\" }]"),
+        [
+            "1:30: listeners[1].address: the address is already taken by listeners[0].address",
+            "1:1: admin.address: the address is already taken by listeners[2].address",
+        ]
+        .into_iter()
+        .rev()
+        .collect::<Vec<_>>()
+    );
+    let free = format!("listeners = [{{ address = \"127.0.0.1:0\" }}, {{ address = \"127.0.0.1:0\" }}]\n{MINIMAL}");
+    assert!(parse(&free).is_ok(), "port 0 is any free one");
+}
+
+#[test]
+fn plugins_are_checked_against_their_phase_and_files() {
+    let text = r#"
+[[plugins]]
+name = "a"
+wasm = "builtin:kv-afinity"
+phase = "route"
+[[plugins]]
+name = "b"
+wasm = "missing.wasm"
+phase = "filter"
+on_error = "fallback"
+[[plugins]]
+name = "b"
+wasm = "builtin:priority-queue"
+phase = "route"
+[[plugins]]
+name = "c d"
+wasm = "."
+phase = "rout"
+[[plugins]]
+name = "e"
+wasm = "."
+phase = "route"
+memory_mib = 5000
+"#;
+    let missing = std::fs::metadata("missing.wasm").unwrap_err();
+    assert_eq!(
+        problems_of(text),
+        [
+            "4:8: plugins[0].wasm: no built-in policy is called `kv-afinity`; there are priority-queue, session-binding \
+             and kv-affinity, did you mean `builtin:kv-affinity`?"
+                .to_owned(),
+            format!("8:8: plugins[1].wasm: cannot read ./missing.wasm: {missing}"),
+            "10:12: plugins[1].on_error: the phase \"filter\" has no native default to fall back on; expected \
+             \"closed\" or \"open\""
+                .to_owned(),
+            "12:8: plugins[2].name: the name b is already used by plugins[1].name".to_owned(),
+            "14:9: plugins[2].phase: priority-queue runs in the phase \"admit\"".to_owned(),
+            "16:8: plugins[3].name: expected letters, digits and - _ . only, 1 to 128 of them".to_owned(),
+            "18:9: plugins[3].phase: expected \"filter\" or \"admit\" or \"route\", did you mean `route`?".to_owned(),
+            "21:8: plugins[4].wasm: ./. is not a file".to_owned(),
+            "23:14: plugins[4].memory_mib: must be from 1 to 4096".to_owned(),
+        ]
+    );
+}
+
+#[test]
+fn timeouts_of_sessions_agree() {
+    assert_eq!(
+        problems_of("[sessions]\nmax_timeout_s = 60"),
+        ["2:17: sessions.max_timeout_s: default_timeout_s is 300, longer than max_timeout_s, 60"]
+    );
+    assert_eq!(
+        problems_of("[sessions]\nid_headers = [\"x-a\", { session = \"X-A\" }]"),
+        ["2:34: sessions.id_headers[1].session: the header x-a is already used by sessions.id_headers[0]"]
+    );
+}
+
+#[test]
+fn the_access_log_needs_its_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = format!("logging.access = \"no/such.log\"\n{MINIMAL}");
+    let errors = Config::parse(&text, "t.toml", dir.path()).unwrap_err();
+    let path = dir.path().join("no/such.log");
+    assert_eq!(
+        errors.problems[0].to_string(),
+        format!("1:18: logging.access: the directory of {} does not exist", path.display())
+    );
+    assert!(Config::parse(&text.replace("no/", ""), "t.toml", dir.path()).is_ok());
+}
+
+#[test]
+fn every_problem_is_reported_at_once() {
+    let text = "thread = 1\n[retry]\nattempts = 0\n[[pools]]\nworkers = [\"http://a:1\", \"http://a:1\", \"x\"]\n";
+    let errors = parse(text).unwrap_err();
+    assert_eq!(
+        errors.to_string(),
+        "t.toml:1:1: thread: unknown key, did you mean `threads`?\n\
+         t.toml:3:12: retry.attempts: must be from 1 to 100\n\
+         t.toml:5:26: pools[0].workers[1]: the worker's address a:1 is already used by pools[0].workers[0]\n\
+         t.toml:5:40: pools[0].workers[2]: not a URL (relative URL without a base); expected one such as \
+         http://10.0.0.1:30000"
+    );
+}
+
+#[test]
+fn columns_count_characters_and_keys_are_quoted() {
+    assert_eq!(
+        problems_of("[[plugins]]\nname = \"é\" # ü\n\"ö x\" = 1\nwasm = \"builtin:kv-affinity\"\nphase = \"route\""),
+        [
+            "2:8: plugins[0].name: expected letters, digits and - _ . only, 1 to 128 of them",
+            "3:1: plugins[0].\"ö x\": unknown key",
+        ]
+    );
+    assert_eq!(problems_of("retry = { \"é\" = 1, attempts = 0 }")[1], "1:31: retry.attempts: must be from 1 to 100");
+}
