@@ -1,1 +1,438 @@
+//! Rules that the state tables do not show: timing, caps, bounds, ids, degradation.
+
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use super::*;
+
+const W: WorkerId = WorkerId(1);
+const OTHER: WorkerId = WorkerId(2);
+
+fn key(n: u128) -> SessionKey {
+    SessionKey(n)
+}
+
+fn sessions() -> Sessions {
+    Sessions::new(SessionOptions { max_sessions: 8, ..SessionOptions::default() }, 7)
+}
+
+/// An opening turn on `/generate` of a worker that can do everything.
+fn open(n: u128, now_ms: u64) -> BeginTurn {
+    BeginTurn {
+        key: key(n),
+        action: SessionAction::Open,
+        wish: None,
+        ttl_ms: Some(10_000),
+        worker: W,
+        rank: None,
+        capabilities: Capabilities { tag: true, stream: true, priority: true, dp_size: 1 },
+        accepts: Accepts { session_params: true, session_id: true },
+        cap: StreamCap { rows: 2, tokens: 1_000 },
+        now_ms,
+    }
+}
+
+fn chat(turn: BeginTurn) -> BeginTurn {
+    BeginTurn { accepts: Accepts { session_params: false, session_id: true }, ..turn }
+}
+
+fn with(turn: BeginTurn, action: SessionAction) -> BeginTurn {
+    BeginTurn { action, ..turn }
+}
+
+fn lease(sessions: &mut Sessions, turn: &BeginTurn) -> Lease {
+    match begin(sessions, turn) {
+        (Outcome::Ready(lease), closes) => {
+            assert!(closes.is_empty());
+            lease
+        }
+        other => panic!("not ready: {other:?}"),
+    }
+}
+
+fn begin(sessions: &mut Sessions, turn: &BeginTurn) -> (Outcome, Vec<EngineClose>) {
+    let Begin { outcome, closes } = sessions.begin(turn);
+    (outcome, closes)
+}
+
+fn used(prompt_tokens: u64) -> TurnEnd {
+    TurnEnd::Finished(Some(Usage { prompt_tokens, completion_tokens: 10, cached_tokens: 3 }))
+}
+
+/// A whole turn; the closes that its end brought.
+fn run(sessions: &mut Sessions, turn: &BeginTurn, tokens: u64) -> Vec<EngineClose> {
+    let mut lease = lease(sessions, turn);
+    assert!(sessions.opened(&mut lease, OpenResult::Opened, turn.now_ms).is_empty());
+    sessions.end(lease, used(tokens), turn.now_ms)
+}
+
+#[test]
+fn the_idle_timeout_slides_and_counts_from_the_end_of_a_turn() {
+    let mut sessions = sessions();
+    let turn = open(1, 0);
+    let mut first = lease(&mut sessions, &turn);
+    assert!(sessions.opened(&mut first, OpenResult::Opened, 0).is_empty());
+    assert!(sessions.expire(1_000_000).is_empty(), "nothing expires while a turn runs");
+    assert!(sessions.end(first, used(5), 1_000_000).is_empty());
+    assert!(sessions.expire(1_009_999).is_empty());
+    assert_eq!(sessions.view(key(1), 1_009_999).unwrap().idle_ms, 9_999);
+    let again = lease(&mut sessions, &BeginTurn { now_ms: 1_009_999, ..with(turn, SessionAction::None) });
+    assert!(sessions.end(again, used(5), 1_020_000).is_empty());
+    assert_eq!(sessions.next_deadline_ms(), Some(1_030_000));
+    let closes = sessions.expire(1_030_000);
+    assert_eq!(closes.len(), 1);
+    assert_eq!(closes[0].cause, CloseCause::Expired);
+}
+
+#[test]
+fn an_overdue_session_is_expired_for_a_turn_that_comes_before_the_sweep() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    assert_eq!(sessions.view(key(1), 10_000), None);
+    let (outcome, closes) = begin(&mut sessions, &with(open(1, 10_000), SessionAction::None));
+    assert_eq!(outcome, Outcome::Ordinary(NoSession::Unknown));
+    assert_eq!(closes.len(), 1);
+    let (outcome, _) = begin(&mut sessions, &open(1, 10_001));
+    assert_eq!(outcome, Outcome::Busy(Busy::Close), "the old one has to be closed first");
+    sessions.close_result(&closes[0].engine_id, true, 10_002);
+    let new = lease(&mut sessions, &open(1, 10_003));
+    assert_ne!(new.engine_id.as_deref(), Some(&*closes[0].engine_id), "an engine id is used once");
+    assert!(!new.context_lost, "it is another session");
+    let closes = sessions.end(new, TurnEnd::NotServed, 10_004);
+    assert_eq!(closes[0].cause, CloseCause::OpenUnknown, "the open was never reported");
+}
+
+#[test]
+fn the_engines_timeout_covers_the_longest_turn_and_a_margin_over_ours() {
+    let mut sessions = Sessions::new(
+        SessionOptions { max_turn_ms: 600_000, engine_timeout_margin_ms: 30_000, ..SessionOptions::default() },
+        7,
+    );
+    assert_eq!(lease(&mut sessions, &open(1, 0)).open_timeout_ms, Some(640_000));
+    let default = BeginTurn { ttl_ms: None, ..open(2, 0) };
+    assert_eq!(lease(&mut sessions, &default).open_timeout_ms, Some(930_000));
+}
+
+#[test]
+fn opening_twice_is_one_session_with_the_new_timeout() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    let generation = sessions.view(key(1), 0).unwrap().generation;
+    run(&mut sessions, &BeginTurn { ttl_ms: Some(99_000), ..open(1, 10) }, 20);
+    let view = sessions.view(key(1), 10).unwrap();
+    assert_eq!((view.generation, view.ttl_ms, view.turns, view.held_tokens), (generation, 99_000, 2, 30));
+    run(&mut sessions, &BeginTurn { ttl_ms: None, action: SessionAction::Bind, ..open(1, 20) }, 20);
+    let view = sessions.view(key(1), 20).unwrap();
+    assert_eq!((view.ttl_ms, view.mode), (99_000, SessionMode::Stream), "a bare bind changes neither");
+    assert_eq!(sessions.held(W).rows, 1);
+}
+
+#[test]
+fn a_bound_session_that_is_opened_later_gets_its_engine_session() {
+    let mut sessions = sessions();
+    run(&mut sessions, &with(open(1, 0), SessionAction::Bind), 5);
+    assert_eq!(sessions.view(key(1), 0).unwrap().mode, SessionMode::Affinity);
+    let turn = lease(&mut sessions, &chat(open(1, 1)));
+    assert_eq!(turn.mode, SessionMode::Tag);
+    assert!(sessions.end(turn, used(5), 2).is_empty());
+    assert_eq!(sessions.view(key(1), 2).unwrap().mode, SessionMode::Tag);
+}
+
+#[test]
+fn the_mode_is_the_most_that_route_and_worker_can_do_and_a_lack_is_told() {
+    use Degraded::{Route, Worker};
+    use ModeWish::{Affinity, Auto, Stream, Tag};
+    let can = |tag, stream| Capabilities { tag, stream, ..Capabilities::default() };
+    let takes = |session_params, session_id| Accepts { session_params, session_id };
+    let cases = [
+        (Auto, can(true, true), takes(true, true), SessionMode::Stream, None),
+        (Auto, can(true, true), takes(false, true), SessionMode::Tag, None),
+        (Auto, can(true, false), takes(true, true), SessionMode::Tag, None),
+        (Auto, can(false, true), takes(false, true), SessionMode::Affinity, Some(Worker)),
+        (Auto, can(true, true), takes(false, false), SessionMode::Affinity, Some(Route)),
+        (Affinity, can(true, true), takes(true, true), SessionMode::Affinity, None),
+        (Tag, can(true, true), takes(true, true), SessionMode::Tag, None),
+        (Tag, can(false, true), takes(true, true), SessionMode::Affinity, Some(Worker)),
+        (Tag, can(true, true), takes(false, false), SessionMode::Affinity, Some(Route)),
+        (Stream, can(true, true), takes(false, true), SessionMode::Affinity, Some(Route)),
+        (Stream, can(true, false), takes(true, true), SessionMode::Affinity, Some(Worker)),
+    ];
+    for (wish, capabilities, accepts, mode, degraded) in cases {
+        assert_eq!(wish.resolve(capabilities, accepts), (mode, degraded), "{wish:?} {capabilities:?} {accepts:?}");
+    }
+}
+
+#[test]
+fn a_session_starts_tagging_when_it_meets_a_worker_that_can() {
+    let mut sessions = sessions();
+    let poor = BeginTurn { capabilities: Capabilities::default(), ..chat(open(1, 0)) };
+    let first = lease(&mut sessions, &poor);
+    assert_eq!((first.mode, first.degraded), (SessionMode::Affinity, Some(Degraded::Worker)));
+    assert!(sessions.end(first, used(5), 0).is_empty());
+    let second = lease(&mut sessions, &BeginTurn { worker: OTHER, ..with(chat(open(1, 1)), SessionAction::None) });
+    assert_eq!((second.mode, second.worker, second.turn), (SessionMode::Tag, OTHER, 2));
+    assert!(second.engine_id.is_some());
+    assert!(sessions.end(second, used(5), 1).is_empty());
+}
+
+#[test]
+fn a_refused_open_serves_the_turn_with_affinity_and_leaves_nothing_behind() {
+    let mut sessions = sessions();
+    let mut turn = lease(&mut sessions, &open(1, 0));
+    assert!(sessions.opened(&mut turn, OpenResult::Refused, 1).is_empty());
+    assert_eq!((turn.mode, turn.degraded, &turn.engine_id), (SessionMode::Affinity, Some(Degraded::OpenFailed), &None));
+    assert!(sessions.end(turn, used(5), 2).is_empty());
+    assert_eq!(sessions.held(W).rows, 0);
+    assert_eq!(sessions.view(key(1), 2).unwrap().mode, SessionMode::Affinity);
+    assert!(sessions.open_engines().is_empty());
+}
+
+#[test]
+fn an_open_without_an_answer_is_closed_because_it_may_be_open() {
+    let mut sessions = sessions();
+    let mut turn = lease(&mut sessions, &open(1, 0));
+    let id = turn.engine_id.clone().unwrap();
+    let closes = sessions.opened(&mut turn, OpenResult::Unknown, 1);
+    assert_eq!((closes.len(), &closes[0].engine_id, closes[0].cause), (1, &id, CloseCause::OpenUnknown));
+    assert!(sessions.end(turn, used(5), 2).is_empty());
+    sessions.close_result(&id, true, 3);
+    assert_eq!(sessions.counts().engine_sessions, 0);
+}
+
+#[test]
+fn an_engine_that_forgot_the_session_makes_the_next_turn_open_anew_and_say_so() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    let turn = with(open(1, 1), SessionAction::None);
+    let second = lease(&mut sessions, &turn);
+    assert!(sessions.end(second, TurnEnd::EngineGone, 1).is_empty(), "there is nothing to close");
+    assert_eq!(sessions.held(W).rows, 0);
+    let third = lease(&mut sessions, &turn);
+    assert!(third.context_lost && third.open_timeout_ms.is_some());
+    assert_eq!(third.turn, 2, "a turn that the engine refused is no turn");
+}
+
+#[test]
+fn an_abort_frees_what_was_held_and_waits_for_the_worker() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 500);
+    assert_eq!(sessions.held(W), Held { rows: 1, idle_rows: 1, tokens: 510, sessions: 1 });
+    let turn = with(open(1, 1), SessionAction::None);
+    let second = lease(&mut sessions, &turn);
+    assert_eq!(sessions.held(W), Held { rows: 1, idle_rows: 0, tokens: 510, sessions: 1 });
+    assert!(sessions.end(second, TurnEnd::Aborted, 2).is_empty());
+    assert_eq!(sessions.held(W).tokens, 0, "the engine drops all KV of the session");
+    assert!(sessions.view(key(1), 2).unwrap().awaiting_release);
+    assert!(sessions.close(key(1)).is_empty(), "not before it let go");
+    assert_eq!(sessions.released(key(1)).len(), 1);
+    assert!(sessions.released(key(1)).is_empty());
+}
+
+#[test]
+fn an_aborted_tag_turn_waits_for_nothing() {
+    let mut sessions = sessions();
+    let first = lease(&mut sessions, &chat(open(1, 0)));
+    assert!(sessions.end(first, TurnEnd::Aborted, 1).is_empty());
+    assert_eq!(sessions.close(key(1)).len(), 1);
+}
+
+#[test]
+fn over_the_cap_of_rows_the_longest_idle_makes_room_and_its_session_is_told() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    run(&mut sessions, &open(2, 10), 5);
+    let late = BeginTurn { ttl_ms: Some(100_000), ..open(3, 40_000) };
+    // Both overdue ones are kept alive for this.
+    let (outcome, closes) = begin(&mut sessions, &late);
+    assert_eq!(outcome, Outcome::Busy(Busy::Room));
+    assert_eq!((closes.len(), closes[0].cause), (1, CloseCause::Evicted));
+    assert_eq!(sessions.len(), 2, "a turn that waits has no session yet");
+    assert_eq!(begin(&mut sessions, &late), (Outcome::Busy(Busy::Room), vec![]), "one close is enough");
+    sessions.close_result(&closes[0].engine_id, true, 40_001);
+    assert_eq!(lease(&mut sessions, &late).mode, SessionMode::Stream);
+    assert_eq!(sessions.held(W).rows, 2);
+}
+
+#[test]
+fn a_session_that_lost_its_place_opens_anew_without_its_context() {
+    let mut sessions = sessions();
+    for (n, now_ms) in [(1, 0), (2, 10)] {
+        run(&mut sessions, &BeginTurn { ttl_ms: Some(1_000_000), ..open(n, now_ms) }, 5);
+    }
+    let (_, closes) = begin(&mut sessions, &open(3, 40_000));
+    let again = with(open(1, 40_001), SessionAction::None);
+    assert_eq!(begin(&mut sessions, &again).0, Outcome::Busy(Busy::Close), "its old one is still closing");
+    sessions.close_result(&closes[0].engine_id, true, 40_002);
+    let turn = lease(&mut sessions, &again);
+    assert!(turn.context_lost && turn.open_timeout_ms.is_some());
+}
+
+#[test]
+fn sessions_that_were_just_used_make_no_room_and_the_newcomer_gets_affinity() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    run(&mut sessions, &open(2, 0), 5);
+    let turn = lease(&mut sessions, &open(3, 100));
+    assert_eq!((turn.mode, turn.degraded), (SessionMode::Affinity, Some(Degraded::Rows)));
+    assert!(sessions.end(turn, used(5), 101).is_empty());
+    let none = BeginTurn { cap: StreamCap { rows: 0, tokens: 1_000 }, worker: OTHER, ..open(4, 100) };
+    assert_eq!(lease(&mut sessions, &none).degraded, Some(Degraded::Rows), "a cap of nothing is a cap");
+}
+
+#[test]
+fn held_tokens_are_capped_when_a_session_opens_and_when_a_turn_ends() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 990);
+    let turn = lease(&mut sessions, &open(2, 1));
+    assert_eq!(turn.degraded, Some(Degraded::Tokens));
+    assert!(sessions.end(turn, used(5), 1).is_empty());
+
+    let mut sessions = self::sessions();
+    run(&mut sessions, &open(1, 0), 600);
+    let closes = run(&mut sessions, &open(2, 1), 600);
+    assert_eq!(closes.len(), 1, "610 + 610 are over 1000: the one idle longest goes, however short that is");
+    assert!(closes[0].engine_id.contains(&key(1).to_string()));
+    sessions.close_result(&closes[0].engine_id, true, 2);
+    assert_eq!(sessions.held(W).tokens, 610);
+    let closes = run(&mut sessions, &with(open(2, 3), SessionAction::None), 2_000);
+    assert_eq!(closes.len(), 1, "a session that outgrows the cap alone goes too");
+}
+
+#[test]
+fn rows_and_ranks_are_counted_by_rank_and_a_session_keeps_its_own() {
+    let mut sessions = sessions();
+    let dp = Capabilities { stream: true, dp_size: 2, ..Capabilities::default() };
+    let on = |n| BeginTurn { capabilities: dp, cap: StreamCap { rows: 1, tokens: 1_000 }, ..open(n, 0) };
+    run(&mut sessions, &on(1), 5);
+    run(&mut sessions, &on(2), 5);
+    assert_eq!(sessions.view(key(1), 0).unwrap().rank, Some(0));
+    assert_eq!(sessions.view(key(2), 0).unwrap().rank, Some(1), "the rank that holds least");
+    assert_eq!(sessions.held_on_rank(W, Some(1)).rows, 1);
+    assert_eq!(sessions.held(W).rows, 2);
+    assert_eq!(lease(&mut sessions, &on(3)).degraded, Some(Degraded::Rows));
+    let asked = BeginTurn { rank: Some(0), ..with(on(2), SessionAction::None) };
+    assert_eq!(lease(&mut sessions, &asked).rank, Some(1), "a streaming session is pinned to its rank");
+}
+
+#[test]
+fn the_table_is_bounded_and_what_holds_nothing_goes_first() {
+    let mut sessions = Sessions::new(SessionOptions { max_sessions: 3, ..SessionOptions::default() }, 7);
+    run(&mut sessions, &chat(open(1, 0)), 5);
+    run(&mut sessions, &with(open(2, 1), SessionAction::Bind), 5);
+    run(&mut sessions, &with(open(3, 2), SessionAction::Bind), 5);
+    run(&mut sessions, &with(open(4, 3), SessionAction::Bind), 5);
+    let left = |sessions: &Sessions| sessions.iter(3).map(|view| view.key.0).collect::<Vec<_>>();
+    assert_eq!(left(&sessions), [1, 3, 4], "the oldest idle affinity session went");
+    let busy = [3, 4].map(|n| lease(&mut sessions, &with(open(n, 3), SessionAction::None)));
+    let (outcome, closes) = begin(&mut sessions, &with(open(5, 3), SessionAction::Bind));
+    assert!(matches!(outcome, Outcome::Ready(_)));
+    assert_eq!((closes.len(), closes[0].cause), (1, CloseCause::Evicted), "then the oldest idle tag");
+    let (outcome, _) = begin(&mut sessions, &with(open(6, 3), SessionAction::Bind));
+    assert_eq!(outcome, Outcome::Ordinary(NoSession::TableFull), "never one with a turn in flight");
+    for lease in busy {
+        assert!(sessions.end(lease, used(5), 4).is_empty());
+    }
+}
+
+#[test]
+fn a_close_by_a_route_that_cannot_enter_still_comes_after_its_turn() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    let last = lease(&mut sessions, &with(chat(open(1, 1)), SessionAction::Close));
+    assert_eq!((last.mode, &last.engine_id), (SessionMode::Affinity, &None));
+    assert_eq!(sessions.end(last, TurnEnd::Aborted, 2).len(), 1, "its turn was not in the engine session");
+}
+
+#[test]
+fn a_chat_turn_of_a_streaming_session_goes_beside_it() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    let inside = lease(&mut sessions, &with(open(1, 1), SessionAction::None));
+    let beside = lease(&mut sessions, &with(chat(open(1, 1)), SessionAction::None));
+    assert_eq!((beside.mode, beside.degraded, beside.worker), (SessionMode::Affinity, Some(Degraded::Route), W));
+    assert!(sessions.end(beside, used(5), 2).is_empty());
+    assert!(sessions.end(inside, used(5), 2).is_empty());
+    assert_eq!(sessions.view(key(1), 2).unwrap().turns, 3);
+}
+
+#[test]
+fn a_failed_close_counts_until_the_workers_own_timeout() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    let close = sessions.close(key(1)).remove(0);
+    sessions.close_result(&close.engine_id, false, 100);
+    assert_eq!((sessions.counts().abandoned, sessions.held(W).rows), (1, 1));
+    assert!(sessions.open_engines().is_empty(), "the next process need not try again");
+    let timeout_ms = 10_000 + 600_000 + 30_000;
+    assert!(sessions.expire(99 + timeout_ms).is_empty());
+    assert_eq!(sessions.held(W).rows, 1);
+    assert!(sessions.expire(100 + timeout_ms).is_empty());
+    assert_eq!(sessions.held(W), Held::default());
+    assert_eq!(sessions.counts(), Counts::default());
+}
+
+#[test]
+fn a_lost_worker_names_its_sessions_and_a_restarted_one_has_nothing_to_close() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    run(&mut sessions, &with(open(2, 0), SessionAction::Bind), 5);
+    run(&mut sessions, &BeginTurn { worker: OTHER, ..open(3, 0) }, 5);
+    let loss = sessions.worker_lost(W);
+    assert_eq!(loss.unbound, [key(1), key(2)]);
+    assert_eq!(loss.closes.len(), 1);
+    let elsewhere = BeginTurn { worker: OTHER, ..with(open(1, 1), SessionAction::None) };
+    let turn = lease(&mut sessions, &elsewhere);
+    assert!(turn.context_lost, "it opens on the other worker without waiting for the close");
+    assert_eq!(sessions.worker_restarted(OTHER), [key(1), key(3)]);
+    assert_eq!(sessions.held(OTHER).rows, 0);
+    assert!(sessions.end(turn, used(5), 2).is_empty(), "the engine session died with the process");
+}
+
+#[test]
+fn what_is_open_can_be_listed_for_the_next_process() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    run(&mut sessions, &chat(open(2, 0)), 5);
+    run(&mut sessions, &with(open(3, 0), SessionAction::Bind), 5);
+    let open: Vec<_> = sessions.open_engines().into_iter().map(|close| (close.worker, close.mode)).collect();
+    assert_eq!(open, [(W, SessionMode::Stream), (W, SessionMode::Tag)]);
+    assert_eq!(sessions.close_all().len(), 2);
+    assert!(sessions.is_empty());
+}
+
+#[test]
+fn engine_ids_name_the_key_differ_by_process_and_are_only_found_whole() {
+    let id = |nonce| {
+        let mut sessions = Sessions::new(SessionOptions::default(), nonce);
+        lease(&mut sessions, &open(0xabc, 0)).engine_id.unwrap()
+    };
+    assert_ne!(id(1), id(2));
+    assert!(id(1).starts_with("ts-00000000000000000000000000000abc-"));
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    let close = sessions.close(key(1)).remove(0);
+    for wrong in ["", "-", "ts-1-1-2", "2", &close.engine_id[1..]] {
+        sessions.close_result(wrong, true, 0);
+        assert_eq!(sessions.counts().closing, 1, "{wrong}");
+    }
+    sessions.close_result(&close.engine_id, true, 0);
+    assert_eq!(sessions.counts().closing, 0);
+}
+
+#[test]
+fn a_share_of_a_worker_is_a_share_of_one_rank_and_nothing_of_the_unknown() {
+    let mut worker = WorkerView::new("a:1", W);
+    assert_eq!(StreamCap::share_of(&worker, 0.5, 0.5), StreamCap { rows: 0, tokens: 0 });
+    worker.max_running = 40;
+    worker.kv_capacity_tokens = 10_000;
+    assert_eq!(StreamCap::share_of(&worker, 0.5, 0.25), StreamCap { rows: 20, tokens: 2_500 });
+    worker.capabilities.dp_size = 2;
+    assert_eq!(StreamCap::share_of(&worker, 0.5, f64::NAN), StreamCap { rows: 10, tokens: 0 });
+}
+
+#[test]
+fn a_session_fits_into_a_kilobyte() {
+    // Slot and engine session with their keys, the id, an entry in each of three sets; maps are at worst half full.
+    let entries = size_of::<table::Slot>() + 16 + size_of::<engine::Engine>() + 8 + 3 * size_of::<(u64, SessionKey)>();
+    let heap = "ts-".len() + 32 + 1 + 16 + 1 + 16 + 16 + size_of::<[u64; 4]>();
+    assert!(2 * entries + heap <= 1_024, "{} bytes", 2 * entries + heap);
+}
