@@ -108,3 +108,26 @@ fn an_empty_table_has_no_workers() {
     let workers = Workers::parse(header(1, 104, 0)).unwrap();
     assert!(workers.is_empty() && workers.bound().is_none());
 }
+
+#[test]
+fn no_bytes_make_it_panic() {
+    let mut state = 1u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state >> 33
+    };
+    let good = [header(1, 104, 2), record(), record()].concat();
+    for _ in 0..5_000 {
+        let mut table = good.clone();
+        table.truncate(random() as usize % (good.len() + 1));
+        for _ in 0..random() % 4 {
+            let at = random() as usize % good.len().min(40);
+            if let Some(byte) = table.get_mut(at) {
+                *byte = random() as u8;
+            }
+        }
+        if let Ok(workers) = Workers::parse(table) {
+            assert!(workers.iter().count() <= workers.len());
+        }
+    }
+}
