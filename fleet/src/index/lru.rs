@@ -93,7 +93,7 @@ impl Blocks {
                     None => return,
                 },
             };
-            if child != NONE {
+            if child != NONE && child != place {
                 self.set_parent(child, place);
             }
             child = place;

@@ -26,6 +26,8 @@ pub(super) struct Engine {
     pub spot: Spot,
     pub mode: SessionMode,
     pub state: EngineState,
+    /// `/open_session` is under way.
+    pub opening: bool,
     /// Leases that keep it from being closed.
     pub in_flight: u32,
     /// An aborted turn of which the worker has not let go.
@@ -40,17 +42,14 @@ pub(super) struct Engine {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EngineState {
-    /// `/open_session` is under way.
-    Opening,
-    Open,
+    /// It belongs to its session.
+    Live,
     /// To be closed when no turn and no release is outstanding.
     Leaving,
     /// The close went out.
     Closing,
     /// The close failed for good; the worker's own timeout ends it no later than this.
-    Abandoned {
-        until_ms: u64,
-    },
+    Abandoned { until_ms: u64 },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -107,13 +106,13 @@ impl Engines {
         now_ms: u64,
     ) -> u64 {
         let number = self.number();
-        let state = if mode == SessionMode::Stream { EngineState::Opening } else { EngineState::Open };
         let engine = Engine {
             id: engine_id(key, self.nonce, number),
             key,
             spot,
             mode,
-            state,
+            state: EngineState::Live,
+            opening: mode == SessionMode::Stream,
             in_flight: 1,
             awaiting_release: false,
             lost: false,
@@ -280,12 +279,8 @@ impl Engine {
         }
     }
 
-    fn is_live(&self) -> bool {
-        matches!(self.state, EngineState::Opening | EngineState::Open)
-    }
-
     fn is_idle(&self) -> bool {
-        self.state == EngineState::Open && self.in_flight == 0 && !self.awaiting_release
+        self.state == EngineState::Live && self.in_flight == 0 && !self.awaiting_release
     }
 }
 
@@ -304,7 +299,7 @@ impl Place {
             self.closing_rows += 1;
             self.closing_tokens = self.closing_tokens.saturating_add(engine.held_tokens);
         }
-        if engine.is_live() {
+        if engine.state == EngineState::Live {
             self.live_tokens = self.live_tokens.saturating_add(engine.held_tokens);
         }
         if engine.is_idle() {
@@ -323,7 +318,7 @@ impl Place {
             self.closing_rows = self.closing_rows.saturating_sub(1);
             self.closing_tokens = self.closing_tokens.saturating_sub(engine.held_tokens);
         }
-        if engine.is_live() {
+        if engine.state == EngineState::Live {
             self.live_tokens = self.live_tokens.saturating_sub(engine.held_tokens);
         }
         self.idle.remove(&(engine.last_used_ms, number));

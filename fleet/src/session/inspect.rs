@@ -113,7 +113,7 @@ impl Sessions {
         }
         for (_, engine) in self.engines.iter() {
             match engine.state {
-                EngineState::Opening | EngineState::Open => {}
+                EngineState::Live => {}
                 EngineState::Leaving => counts.leaving += 1,
                 EngineState::Closing => counts.closing += 1,
                 EngineState::Abandoned { .. } => counts.abandoned += 1,
@@ -130,7 +130,7 @@ impl Sessions {
             mode: session.mode,
             worker: session.bound.map(|spot| spot.0),
             rank: session.bound.and_then(|spot| spot.1),
-            engine_open: engine.is_some_and(|engine| engine.state == EngineState::Open),
+            engine_open: engine.is_some_and(|engine| !engine.opening),
             awaiting_release: engine.is_some_and(|engine| engine.awaiting_release),
             age_ms: now_ms.saturating_sub(session.created_ms),
             idle_ms: if session.in_flight > 0 { 0 } else { now_ms.saturating_sub(session.last_end_ms) },
@@ -208,7 +208,7 @@ impl Sessions {
                 debug_assert!(!slot.leaving.contains(&number), "an engine session stays or leaves");
                 let engine = self.engines.get(number);
                 debug_assert!(
-                    engine.is_some_and(|e| matches!(e.state, EngineState::Opening | EngineState::Open)),
+                    engine.is_some_and(|e| e.state == EngineState::Live),
                     "a session's engine session is live"
                 );
                 debug_assert!(

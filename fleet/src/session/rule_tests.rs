@@ -380,11 +380,21 @@ fn a_lost_worker_names_its_sessions_and_a_restarted_one_has_nothing_to_close() {
     assert_eq!(loss.unbound, [key(1), key(2)]);
     assert_eq!(loss.closes.len(), 1);
     let elsewhere = BeginTurn { worker: OTHER, ..with(open(1, 1), SessionAction::None) };
-    let turn = lease(&mut sessions, &elsewhere);
+    let mut turn = lease(&mut sessions, &elsewhere);
+    assert!(sessions.opened(&mut turn, OpenResult::Opened, 1).is_empty());
     assert!(turn.context_lost, "it opens on the other worker without waiting for the close");
     assert_eq!(sessions.worker_restarted(OTHER), [key(1), key(3)]);
     assert_eq!(sessions.held(OTHER).rows, 0);
     assert!(sessions.end(turn, used(5), 2).is_empty(), "the engine session died with the process");
+}
+
+#[test]
+fn an_open_under_way_while_the_worker_restarts_may_reach_the_new_process() {
+    let mut sessions = sessions();
+    let mut turn = lease(&mut sessions, &open(1, 0));
+    assert_eq!(sessions.worker_restarted(W), [key(1)]);
+    assert_eq!(sessions.opened(&mut turn, OpenResult::Unknown, 1).len(), 1);
+    assert!(sessions.end(turn, used(5), 2).is_empty());
 }
 
 #[test]

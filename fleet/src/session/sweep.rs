@@ -82,10 +82,15 @@ impl Sessions {
     /// The process behind the worker is another one than before: it holds nothing of ours, and there is nothing to close.
     /// Returns the sessions that were bound there.
     pub fn worker_restarted(&mut self, worker: WorkerId) -> Vec<SessionKey> {
+        // An open under way may reach the new process, so it is kept until its answer is known.
+        let gone: Vec<u64> = self
+            .engines
+            .iter()
+            .filter(|(_, engine)| engine.spot.0 == worker && !engine.opening)
+            .map(|(number, _)| number)
+            .collect();
         // Closes are not sent: what they would name died with the process.
         let loss = self.worker_lost(worker);
-        let gone: Vec<u64> =
-            self.engines.iter().filter(|(_, e)| e.spot.0 == worker).map(|(number, _)| number).collect();
         for number in gone {
             self.forget_engine(number);
         }

@@ -126,11 +126,7 @@ impl Sessions {
         }
         let Some(number) = lease.engine else { return closes };
         if result == OpenResult::Opened {
-            self.engines.update(number, |engine| {
-                if engine.state == EngineState::Opening {
-                    engine.state = EngineState::Open;
-                }
-            });
+            self.engines.update(number, |engine| engine.opening = false);
         } else {
             self.open_failed(lease.key, number, result, now_ms, &mut closes);
             lease.engine = None;
@@ -545,6 +541,7 @@ impl Sessions {
         if result == OpenResult::Refused {
             self.forget_engine(number);
         } else {
+            self.engines.update(number, |engine| engine.opening = false);
             self.engines.detach(number, CloseCause::OpenUnknown, false);
             closes.extend(self.engines.close_if_free(number));
         }
