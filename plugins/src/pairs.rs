@@ -10,6 +10,9 @@ pub const MAX_PAIRS: usize = 1024;
 /// Most bytes of a serialized map a guest may hand over.
 pub const MAX_BYTES: usize = 1 << 20;
 
+/// A name and a value.
+pub type Pair<'a> = (&'a [u8], &'a [u8]);
+
 /// Why bytes are not a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PairsError {
@@ -25,7 +28,7 @@ pub enum PairsError {
 ///
 /// # Errors
 /// [`PairsError`] for maps that are too large or do not fit their lengths.
-pub fn parse(bytes: &[u8]) -> Result<Vec<(&[u8], &[u8])>, PairsError> {
+pub fn parse(bytes: &[u8]) -> Result<Vec<Pair<'_>>, PairsError> {
     if bytes.is_empty() || bytes == [0] {
         return Ok(Vec::new());
     }
