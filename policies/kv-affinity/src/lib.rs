@@ -1,4 +1,5 @@
 //! Sends a turn to the worker that will serve it soonest, and a session back to its worker unless another is cheaper.
+#![forbid(unsafe_code)]
 
 mod choose;
 mod cost;

@@ -1,4 +1,5 @@
 //! A turn's place in the queue, from the agent hints: strict tier, head start, flow, and the engine's priority.
+#![forbid(unsafe_code)]
 
 mod order;
 

@@ -35,6 +35,7 @@
 //! the options do not know, or a value of the wrong type, refuses the plugin with the option's name in the log.
 //!
 //! Logic is tested natively: [`testing::FakeHost`] holds facts and collects decisions.
+#![forbid(unsafe_code)]
 
 mod decision;
 mod facts;

@@ -1,4 +1,5 @@
 //! Turns session control and identity into a session decision, and sends a bound session to its worker.
+#![forbid(unsafe_code)]
 
 mod bind;
 

@@ -1,4 +1,5 @@
 //! Keeps a tenant's turns on the workers that carry certain labels.
+#![forbid(unsafe_code)]
 
 mod rules;
 
