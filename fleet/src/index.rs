@@ -8,6 +8,7 @@
 //! than the one before it. So how much of a chain a worker has is found by binary search.
 
 mod lru;
+mod table;
 
 use std::collections::BTreeMap;
 
@@ -53,13 +54,21 @@ impl PrefixIndex {
 
     /// Blocks at the head of the chain that the worker is believed to have.
     pub fn matched(&self, worker: WorkerId, chain: &[u64]) -> usize {
-        self.workers.get(&worker).map_or(0, |blocks| blocks.matched(chain))
+        self.workers.get(&worker).map_or(0, |blocks| blocks.matched(chain, 0))
     }
 
     /// The same for many workers; `out` is emptied first.
     pub fn matched_all(&self, workers: impl IntoIterator<Item = WorkerId>, chain: &[u64], out: &mut Vec<usize>) {
         out.clear();
-        out.extend(workers.into_iter().map(|worker| self.matched(worker, chain)));
+        let mut hint = 0;
+        for worker in workers {
+            let matched = self.workers.get(&worker).map_or(0, |blocks| blocks.matched(chain, hint));
+            // The one worker that has the whole conversation says nothing of the others.
+            if matched < chain.len() {
+                hint = matched;
+            }
+            out.push(matched);
+        }
     }
 
     /// A worker has told how much of a turn's prompt was cached when it began: `reported_blocks` at the head of the chain. What

@@ -47,6 +47,10 @@ fn every_length_is_found() {
         index.insert(W, &all[..known]);
         for asked in 0..=all.len() {
             assert_eq!(index.matched(W, &all[..asked]), known.min(asked), "{asked} of {known}");
+            for hint in [0, 1, known, asked, 30, 99] {
+                let matched = index.workers.get(&W).map_or(0, |blocks| blocks.matched(&all[..asked], hint));
+                assert_eq!(matched, known.min(asked), "{asked} of {known} with {hint}");
+            }
         }
     }
 }
@@ -150,6 +154,16 @@ fn memory_stays_below_its_bound_while_filling_and_churning() {
             assert!(memory <= capacity * MAX_BYTES_PER_BLOCK, "{memory} bytes for {capacity} blocks");
         }
         assert_eq!(index.len(), capacity);
+    }
+}
+
+#[test]
+fn memory_follows_the_blocks_while_there_are_few() {
+    let mut index = index(1_000_000);
+    for seed in 0..300 {
+        index.insert(W, &long_chain(seed, 70));
+        let (memory, blocks) = (index.memory_bytes(), index.len());
+        assert!(memory <= blocks * MAX_BYTES_PER_BLOCK, "{memory} bytes for {blocks} blocks");
     }
 }
 

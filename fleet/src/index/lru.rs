@@ -1,15 +1,13 @@
 //! The blocks of one worker: a set of hashes with an order of use, in few bytes.
 //!
-//! Nodes live in one vector and name each other by place; a hash table of places finds them. 24 bytes a node and up to
-//! 5 × 16/7 bytes of table; the vector grows by a quarter at most, never beyond the bound.
+//! Nodes live in one vector and name each other by place; a hash table of places finds them. Both grow by a quarter at most, the
+//! vector never beyond the bound: 24 bytes a node and 8 × 5/3 of table, a quarter of that unused at worst.
 
-use hashbrown::HashTable;
+use super::table::{NONE, Table};
 
 /// Most bytes of memory for each block of the bound, for bounds of 64 blocks and more.
 pub const MAX_BYTES_PER_BLOCK: usize = 48;
 
-/// No node.
-const NONE: u32 = u32::MAX;
 /// In `older` of a node that was removed in a walk that is not over.
 const REMOVED: u32 = u32::MAX - 1;
 /// Places have to fit below the marks.
@@ -21,7 +19,7 @@ const LEAST_GROWTH: usize = 16;
 pub(super) struct Blocks {
     capacity: usize,
     nodes: Vec<Node>,
-    places: HashTable<u32>,
+    places: Table,
     newest: u32,
     oldest: u32,
     /// Head of the list of unused places, linked by `older`.
@@ -47,7 +45,7 @@ impl Blocks {
         Self {
             capacity: capacity.clamp(1, MOST_BLOCKS),
             nodes: Vec::new(),
-            places: HashTable::new(),
+            places: Table::default(),
             newest: NONE,
             oldest: NONE,
             free: NONE,
@@ -59,7 +57,7 @@ impl Blocks {
     }
 
     pub fn memory_bytes(&self) -> usize {
-        self.nodes.capacity() * size_of::<Node>() + self.places.allocation_size()
+        self.nodes.capacity() * size_of::<Node>() + self.places.memory_bytes()
     }
 
     pub fn set_capacity(&mut self, capacity: usize) {
@@ -100,31 +98,27 @@ impl Blocks {
         }
     }
 
-    /// Gallops, then searches in two halves: most workers have nothing or a short head of a chain, and that is found in a few
-    /// steps.
-    pub fn matched(&self, chain: &[u64]) -> usize {
-        let has = |at: usize| chain.get(at).is_some_and(|&hash| self.find(hash).is_some());
-        // Blocks 0..known are there; block `missing` is not.
-        let mut known = 0;
-        let mut step = 1;
-        let mut missing = loop {
-            let at = known + step - 1;
-            if at >= chain.len() {
-                break chain.len();
-            }
-            if !has(at) {
-                break at;
-            }
-            known = at + 1;
-            step *= 4;
-        };
+    /// How many blocks at the head of the chain are there. `hint`: a first guess, such as what another worker has: most
+    /// workers have the same short head of a chain, or nothing, and that is then seen in two steps.
+    pub fn matched(&self, chain: &[u64], hint: usize) -> usize {
+        let has = |at: usize| chain.get(at).is_some_and(|&hash| self.places.has_bits(hash));
+        // Blocks before `known` are there; block `missing` is not, if the chain has it.
+        let (mut known, mut missing) = (0, chain.len());
+        let hint = hint.min(chain.len());
+        if hint > 0 && has(hint - 1) {
+            known = hint;
+        } else if hint > 0 {
+            missing = hint - 1;
+        }
+        // What the guess left is looked into at its beginning first, then in two halves.
+        let mut middle = known;
         while known < missing {
-            let middle = known + (missing - known) / 2;
             if has(middle) {
                 known = middle + 1;
             } else {
                 missing = middle;
             }
+            middle = known + (missing - known) / 2;
         }
         known
     }
@@ -170,7 +164,7 @@ impl Blocks {
     }
 
     fn find(&self, hash: u64) -> Option<u32> {
-        self.places.find(hash, |&place| self.node(place).is_some_and(|node| node.hash == hash)).copied()
+        self.places.find(hash, |place| self.node(place).is_some_and(|node| node.hash == hash))
     }
 
     /// A new block, the most recently used, without parent or children.
@@ -196,7 +190,7 @@ impl Blocks {
             place
         };
         let nodes = &self.nodes;
-        self.places.insert_unique(hash, place, |&other| nodes.get(other as usize).map_or(0, |node| node.hash));
+        self.places.insert(hash, place, |other| hash_in(nodes, other));
         self.link_newest(place);
         Some(place)
     }
@@ -216,9 +210,8 @@ impl Blocks {
 
     fn unindex(&mut self, place: u32) {
         let Some(hash) = self.node(place).map(|node| node.hash) else { return };
-        if let Ok(entry) = self.places.find_entry(hash, |&other| other == place) {
-            entry.remove();
-        }
+        let nodes = &self.nodes;
+        self.places.remove(hash, place, |other| hash_in(nodes, other));
     }
 
     fn release(&mut self, place: u32) {
@@ -300,11 +293,11 @@ impl Blocks {
                 ..*node
             })
             .collect();
-        let mut places = HashTable::with_capacity(nodes.len());
-        let hash_at = |&place: &u32| nodes.get(place as usize).map_or(0, |node| node.hash);
+        let mut places = Table::default();
         for (place, node) in (0_u32..).zip(&nodes) {
-            places.insert_unique(node.hash, place, hash_at);
+            places.insert(node.hash, place, |other| hash_in(&nodes, other));
         }
+        places.shrink(|other| hash_in(&nodes, other));
         self.newest = rename(self.newest);
         self.oldest = rename(self.oldest);
         self.free = NONE;
@@ -340,4 +333,8 @@ impl Blocks {
         }
         assert!(self.len() <= self.capacity, "the bound holds");
     }
+}
+
+fn hash_in(nodes: &[Node], place: u32) -> u64 {
+    nodes.get(place as usize).map_or(0, |node| node.hash)
 }
