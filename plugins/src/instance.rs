@@ -271,6 +271,11 @@ impl Instance {
         (host.tick_period_ms, std::mem::take(&mut host.tick_changed))
     }
 
+    /// True if the guest has registered a queue and can be told of its items.
+    pub(crate) fn consumes_queues(&self) -> bool {
+        self.exports.queue_ready.is_some() && !self.store.data().queues.is_empty()
+    }
+
     /// Tells the guest of items in the queues it consumes.
     pub(crate) fn deliver_queues(&mut self) -> wasmtime::Result<()> {
         let Some(ready) = self.exports.queue_ready.clone() else { return Ok(()) };

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use wasmtime::{InstancePre, Store};
@@ -201,8 +202,10 @@ impl PluginInner {
         run: impl FnOnce(&mut Instance) -> wasmtime::Result<R>,
     ) -> Result<R, Fault> {
         let Some(instance) = state.instance.as_deref_mut() else { return Ok(R::default()) };
-        self.loaded.stats.calls.fetch_add(1, Relaxed);
-        guarded(|| run(instance)).map_err(|failure| self.discard(state, failure))
+        let started = Instant::now();
+        let ran = guarded(|| run(instance));
+        self.loaded.stats.count_call(started);
+        ran.map_err(|failure| self.discard(state, failure))
     }
 
     fn end(&self, state: &mut ShardState) {
@@ -246,17 +249,10 @@ impl PluginInner {
         }
         let state = &mut *state;
         state.respawn.alive(now_ms);
-        let run = self.enter(state, |instance| {
-            for (sequence, context) in orphans {
-                if sequence == instance.sequence() {
-                    instance.finish(context)?;
-                }
-            }
-            Ok(())
-        });
-        let run = run
+        let run = self
+            .end_orphans(state, orphans)
             .and_then(|()| self.run_due_tick(state, now_ms))
-            .and_then(|()| self.enter(state, Instance::deliver_queues));
+            .and_then(|()| self.deliver_queues(state));
         if let Err(fault) = run {
             report.faults.push(fault);
         }
@@ -273,6 +269,19 @@ impl PluginInner {
                 report.streams_with_effects.extend(keys);
             }
             None => report.unhealthy_shards += 1,
+        }
+    }
+
+    fn end_orphans(&self, state: &mut ShardState, mut orphans: Vec<(u64, u32)>) -> Result<(), Fault> {
+        let Some(instance) = state.instance.as_deref() else { return Ok(()) };
+        orphans.retain(|(sequence, _)| *sequence == instance.sequence());
+        orphans.into_iter().try_for_each(|(_, context)| self.enter(state, |instance| instance.finish(context)))
+    }
+
+    fn deliver_queues(&self, state: &mut ShardState) -> Result<(), Fault> {
+        match &state.instance {
+            Some(instance) if instance.consumes_queues() => self.enter(state, Instance::deliver_queues),
+            _ => Ok(()),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a plugin has done so far, in numbers.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 use crate::outcome::FaultKind;
 
@@ -62,6 +63,11 @@ impl StatsCounters {
         if let Some(counter) = self.faults.get(kind.index()) {
             counter.fetch_add(1, Relaxed);
         }
+    }
+
+    pub(crate) fn count_call(&self, started: Instant) {
+        self.calls.fetch_add(1, Relaxed);
+        self.nanoseconds.fetch_add(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX), Relaxed);
     }
 
     pub(crate) fn saw_memory(&self, bytes: usize) {

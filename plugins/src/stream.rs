@@ -1,7 +1,6 @@
 //! One request's life in one plugin.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -209,9 +208,7 @@ impl Stream {
             run(instance, context)
         });
         env.give_back(instance.give_back());
-        let stats = &plugin.loaded.stats;
-        stats.calls.fetch_add(1, Relaxed);
-        stats.nanoseconds.fetch_add(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        plugin.loaded.stats.count_call(started);
         result.map_err(|failure| {
             let fault = plugin.discard(state, failure);
             self.state = State::Failed(FaultKind::Lost);

@@ -56,10 +56,10 @@ fn an_import_of_another_type_is_named_with_both_types() {
 #[test]
 fn unknown_imports_answer_unimplemented_if_the_plugin_asks_for_it() {
     let guest = Guest::on_request_headers(
-        "(call $put (call $teleport (i32.const 1))) (call $put (call $old_done (i64.const 1)))",
+        "(call $put (call $teleport (i32.const 1))) (call $put (call $odd_clear (i64.const 1)))",
     )
     .import(r#"(import "env" "proxy_teleport" (func $teleport (param i32) (result i32)))"#)
-    .import(r#"(import "env" "proxy_done" (func $old_done (param i64) (result i32)))"#);
+    .import(r#"(import "env" "proxy_clear_route_cache" (func $odd_clear (param i64) (result i32)))"#);
     let mut spec = guest.spec();
     spec.stub_unknown_imports = true;
     let rig = Rig::start(spec.clone()).unwrap();

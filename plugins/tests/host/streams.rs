@@ -172,10 +172,10 @@ fn log_lines_have_a_level_and_a_bound() {
 #[test]
 fn a_plugin_that_logs_too_much_is_cut_and_goes_on() {
     let guest = Guest::on_request_headers(
-        r#"(local $n i32)
+        r#"(local $i i32)
            (loop $again
              (drop (call $log (i32.const 2) (i32.const 100) (i32.const 4)))
-             (br_if $again (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1))) (i32.const 50))))"#,
+             (br_if $again (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 1))) (i32.const 50))))"#,
     )
     .also(r#"(data (i32.const 100) "line")"#);
     let mut spec = guest.spec();
