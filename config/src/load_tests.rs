@@ -113,7 +113,7 @@ fn known_clients_name_their_sessions_in_known_headers() {
     let first: Vec<_> = families.iter().take(4).map(|family| family.session.as_str()).collect();
     assert_eq!(first, ["x-dynamo-session-id", "x-claude-code-session-id", "thread-id", "x-session-id"]);
     let headers = families.iter().flat_map(|family| {
-        let others = [&family.agent, &family.parent, &family.tree, &family.last];
+        let others = [&family.agent, &family.parent, &family.tree, &family.last, &family.with];
         others.into_iter().flatten().chain([&family.session])
     });
     for header in headers {

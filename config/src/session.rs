@@ -20,8 +20,9 @@ pub struct Sessions {
     /// Sessions known at a time; the longest idle goes first.
     #[schemars(range(min = 1, max = 100_000_000))]
     pub max_sessions: u64,
-    /// Longest session id in bytes; longer ones are answered 400.
-    #[schemars(range(min = 16, max = 65_536))]
+    /// Longest session id in bytes. A longer one in the body (`nvext`) is answered 400, in a header it is ignored and
+    /// counted.
+    #[schemars(range(min = 16, max = 4096))]
     pub id_max_bytes: u64,
     /// Use streaming sessions on workers that have them (`--enable-streaming-session`) when a client opens a session on
     /// `/generate`. Off: such sessions get affinity only.
@@ -46,7 +47,8 @@ pub struct Sessions {
     #[schemars(range(min = 1, max = 86_400))]
     pub engine_timeout_margin_s: u64,
     /// Request headers that carry a session id, first match wins; each a header name or a table. Session ids in the body
-    /// (`nvext`) come before them. Giving the list replaces the defaults.
+    /// (`nvext`) come before them; parent, tree and last turn are then those of the first family without `agent` that has
+    /// one of these headers. Giving the list replaces the defaults.
     pub id_headers: Vec<IdHeaders>,
 }
 
@@ -67,15 +69,19 @@ pub enum Busy {
 pub struct IdHeaders {
     /// Header with the session id; the family is matched when it, or `agent`, is there.
     pub session: HeaderName,
-    /// Header with the id of a sub-agent. When it is there it names the session; the value of `session` is then the
-    /// root of its tree, and its parent unless `parent` says another.
+    /// Header with the id of a sub-agent, unique within the session of `session`. When it is there, both together name the
+    /// session (`SESSION/AGENT`); the value of `session` is then the root of its tree, and its parent unless `parent` says
+    /// another.
     pub agent: Option<HeaderName>,
-    /// Header with the id of the parent session.
+    /// Header with the id of the parent session. In a family with `agent`: of the parent agent, looked at beside `agent` only.
     pub parent: Option<HeaderName>,
-    /// Header with the id of the root of the tree.
+    /// Header with the id of the root of the tree. When no family is matched, it keeps the tree together without naming
+    /// a session.
     pub tree: Option<HeaderName>,
-    /// Header that is `true` on the last turn of a session.
+    /// Header that is `true` or `1` on the last turn of a session.
     pub last: Option<HeaderName>,
+    /// Header that must be there too, with any value: for ids in headers that mean something else elsewhere.
+    pub with: Option<HeaderName>,
 }
 
 /// The forms that a family has in a file.
@@ -92,15 +98,19 @@ enum Form {
 struct IdHeadersTable {
     /// Header with the session id; the family is matched when it, or `agent`, is there.
     session: HeaderName,
-    /// Header with the id of a sub-agent. When it is there it names the session; the value of `session` is then the root
-    /// of its tree, and its parent unless `parent` says another.
+    /// Header with the id of a sub-agent, unique within the session of `session`. When it is there, both together name the
+    /// session (`SESSION/AGENT`); the value of `session` is then the root of its tree, and its parent unless `parent` says
+    /// another.
     agent: Option<HeaderName>,
-    /// Header with the id of the parent session.
+    /// Header with the id of the parent session. In a family with `agent`: of the parent agent, looked at beside `agent` only.
     parent: Option<HeaderName>,
-    /// Header with the id of the root of the tree.
+    /// Header with the id of the root of the tree. When no family is matched, it keeps the tree together without naming
+    /// a session.
     tree: Option<HeaderName>,
-    /// Header that is `true` on the last turn of a session.
+    /// Header that is `true` or `1` on the last turn of a session.
     last: Option<HeaderName>,
+    /// Header that must be there too, with any value: for ids in headers that mean something else elsewhere.
+    with: Option<HeaderName>,
 }
 
 // === impl Sessions ===
@@ -138,30 +148,29 @@ impl Busy {
 
 // === impl IdHeaders ===
 
-/// Headers of clients that name a session and nothing else, in order of precedence.
-const PLAIN_SESSION_HEADERS: [&str; 16] = [
-    "x-opencode-session",
+/// Headers of clients and proxies that name a session and nothing else, in order of precedence.
+const PLAIN_SESSION_HEADERS: [&str; 15] = [
     "x-session-affinity",
     "x-litellm-session-id",
-    "session-id", // Codex turns that carry no thread
-    "session_id",
-    "conversation_id",
     "x-task-id",     // Cline
     "x-roo-task-id", // Roo Code
     "x-qwen-code-session-id",
-    "x-grok-conv-id",
-    "x-affinity",
+    "x-opencode-session",
     "x-openclaw-session-key",
     "x-clawdbot-session-key",
     "x-moltbot-session-key",
     "x-agent-session",
+    "agent-session-id",
+    "x-grok-conv-id",
+    "x-affinity",
     "helicone-session-id",
+    "x-deepseek-harness-session-id",
 ];
 
 impl IdHeaders {
     /// A family with a session header only.
     pub fn session(session: HeaderName) -> Self {
-        Self { session, agent: None, parent: None, tree: None, last: None }
+        Self { session, agent: None, parent: None, tree: None, last: None, with: None }
     }
 
     /// The families of the clients we know, in order of precedence: Dynamo's own, Claude Code, Codex, OpenCode, others.
@@ -178,13 +187,17 @@ impl IdHeaders {
                 parent: Some(name("x-claude-code-parent-agent-id")),
                 ..Self::session(name("x-claude-code-session-id"))
             },
-            // Codex shares its session id among the threads of a tree: the thread is what has a conversation.
+            // Codex shares its session id among the threads of a tree: the thread is what has a conversation, and a session
+            // id without a thread names the tree only.
             Self {
                 parent: Some(name("x-codex-parent-thread-id")),
                 tree: Some(name("session-id")),
                 ..Self::session(name("thread-id"))
             },
             Self { parent: Some(name("x-parent-session-id")), ..Self::session(name("x-session-id")) },
+            // Codex before it had threads, and clients made after it.
+            Self { with: Some(name("originator")), ..Self::session(name("conversation_id")) },
+            Self { with: Some(name("originator")), ..Self::session(name("session_id")) },
         ];
         families.extend(PLAIN_SESSION_HEADERS.into_iter().map(|header| Self::session(name(header))));
         families
@@ -201,6 +214,7 @@ impl From<Form> for IdHeaders {
                 parent: table.parent,
                 tree: table.tree,
                 last: table.last,
+                with: table.with,
             },
         }
     }

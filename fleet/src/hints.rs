@@ -9,9 +9,6 @@ use http::HeaderMap;
 
 use crate::body::{BodyError, BodyErrorKind, Members, scan, text_of};
 
-/// Longest session id, in bytes, in the body or a header.
-pub const MAX_SESSION_ID_BYTES: usize = 256;
-
 /// Largest `nvext`, in bytes. It holds a handful of scalars; the bound keeps it from being a place to hide work.
 pub const MAX_NVEXT_BYTES: usize = 64 * 1024;
 
@@ -81,11 +78,11 @@ pub struct Extension {
     pub malformed_headers: u32,
 }
 
-/// Reads `nvext` from a scanned body, then applies the headers.
+/// Reads `nvext` from a scanned body, then applies the headers. A session id may have `id_max_bytes` bytes.
 ///
 /// # Errors
 /// A known key has the wrong type or range; the error names it.
-pub fn parse(members: &Members, headers: &HeaderMap) -> Result<Extension, BodyError> {
+pub fn parse(members: &Members, headers: &HeaderMap, id_max_bytes: usize) -> Result<Extension, BodyError> {
     let mut extension = Extension::default();
     if let Some(nvext) = members.value("nvext") {
         if nvext.len() > MAX_NVEXT_BYTES {
@@ -97,7 +94,7 @@ pub fn parse(members: &Members, headers: &HeaderMap) -> Result<Extension, BodyEr
             extension.hints = agent_hints(&raw, &mut extension.unknown)?;
         }
         if let Some(raw) = nvext.value("session_control") {
-            extension.control = session_control(&raw, &mut extension.unknown)?;
+            extension.control = session_control(&raw, &mut extension.unknown, id_max_bytes)?;
         }
     }
     if let Some(priority) = integer::<i32>(members, "priority", "priority", "an integer", true)?
@@ -148,7 +145,7 @@ fn agent_hints(raw: &Bytes, unknown: &mut UnknownKeys) -> Result<Hints, BodyErro
     })
 }
 
-fn session_control(raw: &Bytes, unknown: &mut UnknownKeys) -> Result<SessionControl, BodyError> {
+fn session_control(raw: &Bytes, unknown: &mut UnknownKeys, id_max_bytes: usize) -> Result<SessionControl, BodyError> {
     const AT: &str = "nvext.session_control";
     let control = object(raw, AT)?;
     unknown.note(&control, AT, &["session_id", "action", "timeout"]);
@@ -161,8 +158,8 @@ fn session_control(raw: &Bytes, unknown: &mut UnknownKeys) -> Result<SessionCont
             if id.trim().is_empty() {
                 return Err(bad("session_id", "must not be empty"));
             }
-            if id.len() > MAX_SESSION_ID_BYTES {
-                return Err(bad("session_id", &format!("must be at most {MAX_SESSION_ID_BYTES} bytes")));
+            if id.len() > id_max_bytes {
+                return Err(bad("session_id", &format!("must be at most {id_max_bytes} bytes")));
             }
             Some(id.into_owned())
         }

@@ -13,7 +13,7 @@ fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
 }
 
 fn parsed_with(body: &str, list: &[(&'static str, &str)]) -> Result<Extension, BodyError> {
-    parse(&scan(&Bytes::copy_from_slice(body.as_bytes())).unwrap(), &headers(list))
+    parse(&scan(&Bytes::copy_from_slice(body.as_bytes())).unwrap(), &headers(list), 256)
 }
 
 fn parsed(body: &str) -> Extension {
@@ -127,10 +127,15 @@ fn a_wrong_type_is_refused_by_name() {
 }
 
 #[test]
-fn a_session_id_may_have_256_bytes() {
+fn a_session_id_may_be_as_long_as_configured() {
     let body = |n: usize| format!(r#"{{"nvext":{{"session_control":{{"session_id":"{}"}}}}}}"#, "x".repeat(n));
-    assert_eq!(parsed(&body(256)).control.session_id.unwrap().len(), 256);
-    assert_eq!(refused(&body(257)).field, "nvext.session_control.session_id");
+    for most in [16, 256, 4096] {
+        let read = |n: usize| parse(&scan(&Bytes::from(body(n))).unwrap(), &HeaderMap::new(), most);
+        assert_eq!(read(most).unwrap().control.session_id.unwrap().len(), most);
+        let error = read(most + 1).unwrap_err();
+        assert_eq!(error.field, "nvext.session_control.session_id");
+        assert!(error.message.contains(&format!("at most {most} bytes")), "{}", error.message);
+    }
 }
 
 #[test]

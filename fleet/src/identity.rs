@@ -1,50 +1,48 @@
 //! Who is asking: tenant, session, tree of sessions, agent.
 //!
-//! One ladder, from what was said outright to what can only be guessed: `nvext.session_control`, the `x-dynamo-*` headers,
-//! the headers of the agent clients, configured session headers, and last the members of the body that name a tree but not
-//! a session. Request ids, trace ids, install ids and `user` name no conversation and are never used.
+//! One ladder, from what was said outright to what can only be guessed: `nvext.session_control`, the header families of the
+//! configuration in their order, headers of these that name a tree but not a session, and last the members of the body that
+//! do so. Request ids, trace ids, install ids and `user` name no conversation and are never used.
 
 use std::borrow::Cow;
 
 use http::header::{AUTHORIZATION, HeaderName, USER_AGENT};
 use http::{HeaderMap, HeaderValue};
+use turnstile_config::{IdHeaders, Sessions};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use crate::body::{Members, scan, text_of};
-use crate::hints::{MAX_SESSION_ID_BYTES, SessionControl};
+use crate::hints::SessionControl;
 use crate::ids::{SessionKey, TenantId};
 use crate::route::{Protocol, Route};
 
 /// The tenant of requests without a credential.
 pub const ANONYMOUS: TenantId = TenantId(0);
 
-/// Session headers looked at after the known clients' own, in this order, unless configured otherwise. Each is sent by some
-/// client or proxy with one value per conversation.
-pub const DEFAULT_SESSION_HEADERS: [&str; 15] = [
-    "x-session-affinity",
-    "x-litellm-session-id",
-    "x-task-id",
-    "x-roo-task-id",
-    "x-qwen-code-session-id",
-    "x-opencode-session",
-    "x-openclaw-session-key",
-    "x-clawdbot-session-key",
-    "x-moltbot-session-key",
-    "x-agent-session",
-    "agent-session-id",
-    "x-grok-conv-id",
-    "x-affinity",
-    "helicone-session-id",
-    "x-deepseek-harness-session-id",
-];
+/// Longest `metadata.user_id` looked into, in bytes: two ids of the greatest length, and what is around them.
+const MAX_USER_ID_BYTES: usize = 16 * 1024;
 
 /// How to hash credentials and ids, and which headers to read.
 #[derive(Clone)]
 pub struct IdentityOptions {
     /// Seed of the tenant and session hashes. Gateways that share sessions share it; nobody else knows it.
     pub seed: u64,
-    /// Headers that name a session when no known client's do, in order.
-    pub session_headers: Vec<HeaderName>,
+    /// Longest session id, in bytes.
+    pub id_max_bytes: usize,
+    /// The header families, in order of precedence.
+    families: Vec<Family>,
+}
+
+/// A configured family, ready for lookups.
+#[derive(Clone, Debug)]
+struct Family {
+    session: HeaderName,
+    agent: Option<HeaderName>,
+    parent: Option<HeaderName>,
+    tree: Option<HeaderName>,
+    last: Option<HeaderName>,
+    with: Option<HeaderName>,
+    source: IdentitySource,
 }
 
 /// A session (or tree) as the client names it and as the gateway keys it.
@@ -85,15 +83,15 @@ pub enum AgentKind {
 pub enum IdentitySource {
     /// `nvext.session_control.session_id`
     Explicit,
-    /// `x-dynamo-session-id`
+    /// The family of `x-dynamo-session-id`.
     DynamoHeader,
-    /// Claude Code's headers.
+    /// The family of Claude Code's session header.
     ClaudeCode,
-    /// Codex's headers.
+    /// A family of Codex's thread or, in older releases, session header.
     Codex,
-    /// OpenCode's headers.
+    /// The family of OpenCode's session header.
     OpenCode,
-    /// A configured session header.
+    /// Any other family.
     Header,
     /// `prompt_cache_key` in the body: a tree only.
     PromptCacheKey,
@@ -134,21 +132,22 @@ pub struct Identity {
     pub agent: AgentKind,
     /// What named the session or tree.
     pub source: IdentitySource,
-    /// The client says that this is the session's last turn (`x-dynamo-session-final`).
+    /// The client says that this is the session's last turn.
     pub session_final: bool,
     /// The kind of work, if said.
     pub request_class: Option<RequestClass>,
-    /// How many identity headers had to be ignored: not text, or longer than [`MAX_SESSION_ID_BYTES`].
+    /// How many identity headers had to be ignored: not text, or longer than [`IdentityOptions::id_max_bytes`].
     pub malformed_headers: u32,
 }
 
 /// Names found on one rung of the ladder.
+#[derive(Default)]
 struct Found {
     session: Option<String>,
     tree: Option<String>,
     parent: Option<String>,
+    last: bool,
     source: IdentitySource,
-    agent: Option<AgentKind>,
 }
 
 /// Climbs the ladder for one request.
@@ -160,34 +159,24 @@ pub fn identify(
     options: &IdentityOptions,
 ) -> Identity {
     let tenant = tenant_of(headers, options.seed);
-    let mut names = Names { headers, malformed: 0 };
-    let mut found = explicit(&mut names, control)
-        .or_else(|| dynamo(&mut names))
-        .or_else(|| claude_code(&mut names))
-        .or_else(|| codex(&mut names))
-        .or_else(|| open_code(&mut names))
-        .or_else(|| configured(&mut names, &options.session_headers))
-        .or_else(|| codex_tree(&mut names))
-        .unwrap_or(Found { session: None, tree: None, parent: None, source: IdentitySource::None, agent: None });
-    if found.session.is_none() && found.tree.is_none() {
-        from_body(route, members, &mut found);
-    }
-    if found.parent == found.session {
-        found.parent = None;
-    }
-    let tree = found.tree.or_else(|| found.parent.clone()).or_else(|| found.session.clone());
+    let mut names = Names { headers, max_bytes: options.id_max_bytes, malformed: 0 };
+    let found = explicit(&mut names, &options.families, control)
+        .or_else(|| options.families.iter().find_map(|family| family.session(&mut names)))
+        .or_else(|| options.families.iter().find_map(|family| family.tree(&mut names)))
+        .or_else(|| from_body(route, members, options.id_max_bytes))
+        .unwrap_or_default();
+    let parent = found.parent.filter(|parent| Some(parent) != found.session.as_ref());
+    let tree = found.tree.or_else(|| parent.clone()).or_else(|| found.session.clone());
+    let agent = found.session.as_ref().and_then(|_| found.source.agent()).unwrap_or_else(|| agent_of(headers));
     let keyed = |text: String| SessionId { key: session_key(options.seed, tenant, &text), text };
     Identity {
         tenant,
         session: found.session.map(keyed),
         tree: tree.map(keyed),
-        parent: found.parent.map(keyed),
-        agent: found.agent.unwrap_or_else(|| agent_of(headers)),
+        parent: parent.map(keyed),
+        agent,
         source: found.source,
-        session_final: headers
-            .get("x-dynamo-session-final")
-            .and_then(|v| v.to_str().ok())
-            .is_some_and(|v| matches!(v.trim(), "1") || v.trim().eq_ignore_ascii_case("true")),
+        session_final: found.last,
         request_class: request_class(headers),
         malformed_headers: names.malformed,
     }
@@ -223,133 +212,80 @@ pub fn session_key(seed: u64, tenant: TenantId, text: &str) -> SessionKey {
 
 // === the rungs ===
 
-fn explicit(names: &mut Names<'_>, control: &SessionControl) -> Option<Found> {
+/// The id in the body stands in for a session header. What else there is to say about the session comes in the headers of
+/// whichever family the client also speaks; agent ids are left out, as they only mean something within their own session.
+fn explicit(names: &mut Names<'_>, families: &[Family], control: &SessionControl) -> Option<Found> {
     let session = control.session_id.clone()?;
-    let parent = names.get("x-dynamo-parent-session-id");
-    Some(Found { session: Some(session), tree: None, parent, source: IdentitySource::Explicit, agent: None })
-}
-
-fn dynamo(names: &mut Names<'_>) -> Option<Found> {
-    let session = names.get("x-dynamo-session-id")?;
-    let parent = names.get("x-dynamo-parent-session-id");
-    Some(Found {
-        session: Some(session),
-        tree: None,
-        parent,
-        source: IdentitySource::DynamoHeader,
-        agent: Some(AgentKind::Dynamo),
-    })
-}
-
-/// The session id is the root's and shared by its sub-agents; an agent id is only unique within it (team mates keep
-/// theirs from run to run), so a sub-agent's session is named by both.
-fn claude_code(names: &mut Names<'_>) -> Option<Found> {
-    let root = names.get("x-claude-code-session-id");
-    let agent = names.get("x-claude-code-agent-id");
-    let scoped = |agent: String| match &root {
-        Some(root) => format!("{root}/{agent}"),
-        None => agent,
-    };
-    let (session, parent) = match agent {
-        Some(agent) => {
-            let parent = names.get("x-claude-code-parent-agent-id").map(scoped).or_else(|| root.clone());
-            (scoped(agent), parent)
-        }
-        None => (root.clone()?, None),
-    };
-    Some(Found {
-        session: Some(session),
-        tree: root,
-        parent,
-        source: IdentitySource::ClaudeCode,
-        agent: Some(AgentKind::ClaudeCode),
-    })
-}
-
-/// The thread is the session; the session id is shared by a root thread and its children. Releases before threads sent one
-/// id, with underscores.
-fn codex(names: &mut Names<'_>) -> Option<Found> {
-    let session = match names.get("thread-id") {
-        Some(thread) => thread,
-        None if names.headers.contains_key("originator") => {
-            names.get("conversation_id").or_else(|| names.get("session_id"))?
-        }
-        None => return None,
-    };
-    Some(Found {
-        session: Some(session),
-        tree: names.get("session-id"),
-        parent: names.get("x-codex-parent-thread-id"),
-        source: IdentitySource::Codex,
-        agent: Some(AgentKind::Codex),
-    })
-}
-
-/// A session id without a thread: a root and its children share it, so it is no session.
-fn codex_tree(names: &mut Names<'_>) -> Option<Found> {
-    let tree = names.get("session-id")?;
-    Some(Found { session: None, tree: Some(tree), parent: None, source: IdentitySource::Codex, agent: None })
-}
-
-fn open_code(names: &mut Names<'_>) -> Option<Found> {
-    let session = names.get("x-session-id")?;
-    let parent = names.get("x-parent-session-id");
-    Some(Found { session: Some(session), tree: None, parent, source: IdentitySource::OpenCode, agent: None })
-}
-
-fn configured(names: &mut Names<'_>, list: &[HeaderName]) -> Option<Found> {
-    let session = list.iter().find_map(|name| names.get(name.as_str()))?;
-    Some(Found { session: Some(session), tree: None, parent: None, source: IdentitySource::Header, agent: None })
+    let mut spoken = families.iter().filter(|family| family.agent.is_none() && family.counts(names.headers));
+    let beside = spoken.find_map(|family| {
+        let (parent, tree) = (names.any(&family.parent), names.any(&family.tree));
+        let last = names.says_yes(&family.last);
+        (parent.is_some() || tree.is_some() || last).then_some((parent, tree, last))
+    });
+    let (parent, tree, last) = beside.unwrap_or_default();
+    Some(Found { session: Some(session), tree, parent, last, source: IdentitySource::Explicit })
 }
 
 /// These name a conversation or a whole family of them, nobody can say which: good for keeping them near each other, not
 /// for one-turn-at-a-time rules.
-fn from_body(route: Route, members: &Members, found: &mut Found) {
-    if let Some(key) = members.string("prompt_cache_key").filter(|key| is_usable(key)) {
-        found.tree = Some(key.into_owned());
-        found.source = IdentitySource::PromptCacheKey;
-    } else if route.protocol() == Protocol::Anthropic
-        && let Some((session, parent)) = metadata_session(members)
-    {
-        found.tree = Some(parent.unwrap_or(session));
-        found.source = IdentitySource::Metadata;
-    }
+fn from_body(route: Route, members: &Members, id_max_bytes: usize) -> Option<Found> {
+    let key = members.string("prompt_cache_key").filter(|key| is_usable(key, id_max_bytes));
+    let (tree, source) = if let Some(key) = key {
+        (key.into_owned(), IdentitySource::PromptCacheKey)
+    } else if route.protocol() == Protocol::Anthropic {
+        let (session, parent) = metadata_session(members, id_max_bytes)?;
+        (parent.unwrap_or(session), IdentitySource::Metadata)
+    } else {
+        return None;
+    };
+    Some(Found { tree: Some(tree), source, ..Found::default() })
 }
 
 /// `metadata.user_id` of an Anthropic body: a JSON object in a string, or the older `user_…_session_ID`.
-fn metadata_session(members: &Members) -> Option<(String, Option<String>)> {
+fn metadata_session(members: &Members, id_max_bytes: usize) -> Option<(String, Option<String>)> {
     let metadata = scan(&members.value("metadata")?).ok()?;
-    let user_id = metadata.string("user_id").filter(|id| id.len() <= 4096)?;
+    let user_id = metadata.string("user_id").filter(|id| id.len() <= MAX_USER_ID_BYTES)?;
     if user_id.trim_start().starts_with('{') {
         let inner = scan(&bytes::Bytes::copy_from_slice(user_id.as_bytes())).ok()?;
-        let id = |key: &str| inner.raw(key).and_then(text_of).filter(|id| is_usable(id)).map(Cow::into_owned);
+        let usable = |id: &Cow<'_, str>| is_usable(id, id_max_bytes);
+        let id = |key: &str| inner.raw(key).and_then(text_of).filter(usable).map(Cow::into_owned);
         return id("session_id").map(|session| (session, id("parent_session_id")));
     }
     let (_, session) = user_id.rsplit_once("_session_")?;
-    is_usable(session).then(|| (session.to_owned(), None))
+    is_usable(session, id_max_bytes).then(|| (session.to_owned(), None))
 }
 
-fn is_usable(id: &str) -> bool {
-    !id.trim().is_empty() && id.len() <= MAX_SESSION_ID_BYTES
+fn is_usable(id: &str, id_max_bytes: usize) -> bool {
+    !id.trim().is_empty() && id.len() <= id_max_bytes
 }
 
 /// Reads id headers: trimmed, empty ones absent, unreadable and overlong ones ignored and counted.
 struct Names<'a> {
     headers: &'a HeaderMap,
+    max_bytes: usize,
     malformed: u32,
 }
 
 impl Names<'_> {
-    fn get(&mut self, name: &str) -> Option<String> {
+    fn get(&mut self, name: &HeaderName) -> Option<String> {
         let value = self.headers.get(name)?;
         match std::str::from_utf8(value.as_bytes()).map(str::trim) {
             Ok("") => None,
-            Ok(text) if text.len() <= MAX_SESSION_ID_BYTES => Some(text.to_owned()),
+            Ok(text) if text.len() <= self.max_bytes => Some(text.to_owned()),
             _ => {
                 self.malformed = self.malformed.saturating_add(1);
                 None
             }
         }
+    }
+
+    fn any(&mut self, name: &Option<HeaderName>) -> Option<String> {
+        name.as_ref().and_then(|name| self.get(name))
+    }
+
+    fn says_yes(&self, name: &Option<HeaderName>) -> bool {
+        let word = name.as_ref().and_then(|name| self.headers.get(name)).map(|v| v.as_bytes().trim_ascii());
+        word.is_some_and(|word| word == b"1" || word.eq_ignore_ascii_case(b"true"))
     }
 }
 
@@ -393,16 +329,85 @@ fn request_class(headers: &HeaderMap) -> Option<RequestClass> {
 // === impl IdentityOptions ===
 
 impl IdentityOptions {
-    /// The default headers with the given seed.
+    /// What the configuration says about session ids.
+    pub fn from_config(sessions: &Sessions, seed: u64) -> Self {
+        Self {
+            seed,
+            id_max_bytes: usize::try_from(sessions.id_max_bytes).unwrap_or(usize::MAX),
+            families: sessions.id_headers.iter().filter_map(Family::new).collect(),
+        }
+    }
+
+    /// The default configuration.
     pub fn new(seed: u64) -> Self {
-        Self { seed, session_headers: DEFAULT_SESSION_HEADERS.into_iter().map(HeaderName::from_static).collect() }
+        Self::from_config(&Sessions::default(), seed)
     }
 }
 
 impl std::fmt::Debug for IdentityOptions {
     /// Without the seed.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("IdentityOptions").field("session_headers", &self.session_headers).finish_non_exhaustive()
+        f.debug_struct("IdentityOptions")
+            .field("id_max_bytes", &self.id_max_bytes)
+            .field("families", &self.families)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Family ===
+
+impl Family {
+    /// None when the session header's name cannot be one. The configuration has no such names.
+    fn new(config: &IdHeaders) -> Option<Self> {
+        let name = |name: &turnstile_config::HeaderName| HeaderName::from_bytes(name.as_str().as_bytes()).ok();
+        let optional = |other: &Option<turnstile_config::HeaderName>| other.as_ref().and_then(name);
+        Some(Self {
+            session: name(&config.session)?,
+            agent: optional(&config.agent),
+            parent: optional(&config.parent),
+            tree: optional(&config.tree),
+            last: optional(&config.last),
+            with: optional(&config.with),
+            source: IdentitySource::of_family(config),
+        })
+    }
+
+    fn counts(&self, headers: &HeaderMap) -> bool {
+        self.with.as_ref().is_none_or(|with| headers.contains_key(with))
+    }
+
+    /// A session and what is said about it.
+    fn session(&self, names: &mut Names<'_>) -> Option<Found> {
+        if !self.counts(names.headers) {
+            return None;
+        }
+        let named = names.get(&self.session);
+        let (session, root, parent) = match (&self.agent, names.any(&self.agent)) {
+            (None, _) => (named?, None, names.any(&self.parent)),
+            (Some(_), None) => (named?, None, None),
+            (Some(_), Some(agent)) => {
+                // Agent ids are only unique within their session: team mates keep theirs from run to run.
+                let within = |agent: String| match &named {
+                    Some(root) => format!("{root}/{agent}"),
+                    None => agent,
+                };
+                let parent = names.any(&self.parent).map(within).or_else(|| named.clone());
+                (within(agent), named, parent)
+            }
+        };
+        Some(Found {
+            session: Some(session),
+            tree: names.any(&self.tree).or(root),
+            parent,
+            last: names.says_yes(&self.last),
+            source: self.source,
+        })
+    }
+
+    /// The tree alone: its root and its children share the id, so it is no session.
+    fn tree(&self, names: &mut Names<'_>) -> Option<Found> {
+        let tree = self.tree.as_ref().filter(|_| self.counts(names.headers)).and_then(|tree| names.get(tree))?;
+        Some(Found { tree: Some(tree), source: self.source, ..Found::default() })
     }
 }
 
@@ -428,6 +433,27 @@ impl AgentKind {
 // === impl IdentitySource ===
 
 impl IdentitySource {
+    /// The source that a family is, by its session header: few enough for a metric label whatever is configured.
+    fn of_family(config: &IdHeaders) -> Self {
+        match (config.session.as_str(), config.with.as_ref().map(|with| with.as_str())) {
+            ("x-dynamo-session-id", _) => Self::DynamoHeader,
+            ("x-claude-code-session-id", _) => Self::ClaudeCode,
+            ("thread-id", _) | ("session_id" | "conversation_id", Some("originator")) => Self::Codex,
+            ("x-session-id", _) => Self::OpenCode,
+            _ => Self::Header,
+        }
+    }
+
+    /// The client whose session could have no other source. The rest share their headers with others.
+    fn agent(self) -> Option<AgentKind> {
+        match self {
+            Self::DynamoHeader => Some(AgentKind::Dynamo),
+            Self::ClaudeCode => Some(AgentKind::ClaudeCode),
+            Self::Codex => Some(AgentKind::Codex),
+            _ => None,
+        }
+    }
+
     /// The name used in facts, logs and metrics.
     pub fn name(self) -> &'static str {
         match self {

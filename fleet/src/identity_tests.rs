@@ -18,6 +18,19 @@ fn who_on(route: Route, list: &[(&'static str, &str)], body: &str, session_id: O
     identify(route, &headers(list), &members, &control, &IdentityOptions::new(7))
 }
 
+/// Options as a configuration file with these lines gives them.
+fn configured(lines: &str) -> IdentityOptions {
+    let text = format!("{lines}\n[[pools]]\nworkers = [\"http://127.0.0.1:30000\"]\n");
+    let config = turnstile_config::Config::parse(&text, "t.toml", std::path::Path::new(".")).unwrap();
+    IdentityOptions::from_config(&config.sessions, 7)
+}
+
+fn who_with(options: &IdentityOptions, list: &[(&'static str, &str)], session_id: Option<&str>) -> Identity {
+    let members = scan(&Bytes::from_static(b"{}")).unwrap();
+    let control = SessionControl { session_id: session_id.map(String::from), ..SessionControl::default() };
+    identify(Route::Chat, &headers(list), &members, &control, options)
+}
+
 fn who(list: &[(&'static str, &str)]) -> Identity {
     who_on(Route::Chat, list, "{}", None)
 }
@@ -106,14 +119,109 @@ fn open_code_names_its_session_and_parent() {
 
 #[test]
 fn configured_headers_are_asked_in_order() {
+    let options = configured(r#"sessions.id_headers = ["x-second", "x-first"]"#);
+    let identity = who_with(&options, &[("x-first", "1"), ("x-second", "2"), ("x-task-id", "3")], None);
+    assert_eq!((text(&identity.session), identity.source), (Some("2"), IdentitySource::Header));
+    let identity = who_with(&options, &[("x-task-id", "3"), ("x-dynamo-session-id", "4")], None);
+    assert_eq!((text(&identity.session), identity.source), (None, IdentitySource::None));
+}
+
+#[test]
+fn a_configured_family_says_all_that_a_known_one_can() {
+    let options = configured(
+        r#"
+        [sessions]
+        id_headers = [
+            { session = "X-Run", parent = "x-run-parent", tree = "x-job", last = "x-run-end", with = "x-runner" },
+            { session = "x-team", agent = "x-member", parent = "x-lead", tree = "x-org" },
+        ]"#,
+    );
+    let run = [("x-run", "r"), ("x-run-parent", "p"), ("x-job", "j"), ("x-run-end", " TRUE"), ("x-runner", "")];
+    let identity = who_with(&options, &run, None);
+    assert_eq!(
+        (text(&identity.session), text(&identity.tree), text(&identity.parent)),
+        (Some("r"), Some("j"), Some("p"))
+    );
+    assert!(identity.session_final);
+    assert_eq!((identity.source, identity.agent), (IdentitySource::Header, AgentKind::Other));
+    let identity = who_with(&options, &run[..4], None);
+    assert_eq!((identity.session, identity.tree, identity.session_final), (None, None, false));
+
+    let team = [("x-team", "t"), ("x-member", "m"), ("x-lead", "l"), ("x-org", "o")];
+    let identity = who_with(&options, &team, None);
+    assert_eq!(
+        (text(&identity.session), text(&identity.tree), text(&identity.parent)),
+        (Some("t/m"), Some("o"), Some("t/l"))
+    );
+    let identity = who_with(&options, &team[..2], None);
+    assert_eq!((text(&identity.tree), text(&identity.parent)), (Some("t"), Some("t")));
+    let identity = who_with(&options, &[team[0], team[2]], None);
+    assert_eq!((text(&identity.session), text(&identity.parent)), (Some("t"), None), "a lead is an agent's");
+    let identity = who_with(&options, &team[1..3], None);
+    assert_eq!((text(&identity.session), text(&identity.parent)), (Some("m"), Some("l")));
+    let identity = who_with(&options, &team[3..], None);
+    assert_eq!((text(&identity.session), text(&identity.tree)), (None, Some("o")));
+}
+
+#[test]
+fn without_families_only_the_body_names_a_session() {
+    let options = configured("sessions.id_headers = []");
+    let every: Vec<_> = turnstile_config::IdHeaders::known_clients()
+        .into_iter()
+        .flat_map(|f| [Some(f.session), f.agent, f.parent, f.tree, f.last, f.with])
+        .flatten()
+        .collect();
+    let mut map = HeaderMap::new();
+    for name in &every {
+        map.insert(HeaderName::from_bytes(name.as_str().as_bytes()).unwrap(), HeaderValue::from_static("1"));
+    }
     let members = scan(&Bytes::from_static(b"{}")).unwrap();
-    let options = IdentityOptions {
-        seed: 7,
-        session_headers: vec![HeaderName::from_static("x-second"), HeaderName::from_static("x-first")],
-    };
-    let list = headers(&[("x-first", "1"), ("x-second", "2"), ("x-task-id", "3")]);
-    let identity = identify(Route::Chat, &list, &members, &SessionControl::default(), &options);
-    assert_eq!(text(&identity.session), Some("2"));
+    let identity = identify(Route::Chat, &map, &members, &SessionControl::default(), &options);
+    assert_eq!((identity.session, identity.tree, identity.parent), (None, None, None));
+    assert_eq!((identity.source, identity.session_final), (IdentitySource::None, false));
+    let identity = who_with(&options, &[("x-dynamo-parent-session-id", "p")], Some("e"));
+    assert_eq!((text(&identity.session), identity.source), (Some("e"), IdentitySource::Explicit));
+    assert_eq!((text(&identity.tree), identity.parent), (Some("e"), None));
+}
+
+#[test]
+fn a_session_in_the_body_takes_the_rest_from_one_family() {
+    let list = [("x-dynamo-parent-session-id", "p"), ("x-dynamo-session-final", "1"), ("session-id", "r")];
+    let identity = who_on(Route::Chat, &list, "{}", Some("e"));
+    assert_eq!((text(&identity.parent), text(&identity.tree)), (Some("p"), Some("p")));
+    assert!(identity.session_final);
+    let identity = who_on(Route::Chat, &list[2..], "{}", Some("e"));
+    assert_eq!((text(&identity.parent), text(&identity.tree)), (None, Some("r")));
+    assert!(!identity.session_final);
+    let agent = [("x-claude-code-agent-id", "a"), ("x-claude-code-parent-agent-id", "b")];
+    let identity = who_on(Route::Chat, &agent, "{}", Some("e"));
+    assert_eq!((text(&identity.parent), text(&identity.tree)), (None, Some("e")));
+}
+
+#[test]
+fn no_configured_family_is_lost() {
+    let every = ('a'..='z').chain('0'..='9').chain(['-', '_', '.']).collect::<String>();
+    let options = configured(&format!("sessions.id_headers = [\"{every}\"]"));
+    assert_eq!(options.families.len(), 1, "all characters of a configured name make a header name");
+    let known = turnstile_config::IdHeaders::known_clients();
+    assert_eq!(IdentityOptions::new(7).families.len(), known.len());
+}
+
+#[test]
+fn the_longest_id_is_the_configured_one() {
+    let options = configured("sessions.id_max_bytes = 20");
+    let long = "x".repeat(21);
+    for (name, longest) in [("x-session-id", &long[..20]), ("session-id", &long[..20])] {
+        let identity = who_with(&options, &[(name, longest)], None);
+        assert_eq!((text(&identity.tree), identity.malformed_headers), (Some(longest), 0), "{name}");
+        let identity = who_with(&options, &[(name, &long)], None);
+        assert_eq!((text(&identity.tree), identity.malformed_headers), (None, 1), "{name}");
+    }
+    let members = scan(&Bytes::from(format!(r#"{{"prompt_cache_key":"{long}"}}"#))).unwrap();
+    let body_key =
+        |options| identify(Route::Chat, &HeaderMap::new(), &members, &SessionControl::default(), options).tree;
+    assert_eq!(body_key(&options), None);
+    assert_eq!(text(&body_key(&IdentityOptions::new(7))), Some(long.as_str()));
 }
 
 #[test]

@@ -108,7 +108,7 @@ pub fn understand(
     options: &UnderstandOptions,
 ) -> Result<Turn, BodyError> {
     let members = scan(&body)?;
-    let extension = parse(&members, headers)?;
+    let extension = parse(&members, headers, options.identity.id_max_bytes)?;
     let model = match members.raw("model") {
         None | Some(b"null") => None,
         Some(_) => match members.string("model") {

@@ -57,6 +57,18 @@ fn limits_are_found_where_each_route_has_them() {
 }
 
 #[test]
+fn a_session_id_longer_than_configured_is_refused_by_name() {
+    let sessions = turnstile_config::Sessions { id_max_bytes: 16, ..turnstile_config::Sessions::default() };
+    let options = UnderstandOptions { identity: IdentityOptions::from_config(&sessions, 7), ..options() };
+    let read = |id: &str| {
+        let body = format!(r#"{{"nvext":{{"session_control":{{"session_id":"{id}"}}}}}}"#);
+        understand(Route::Chat, &HeaderMap::new(), Bytes::from(body), &options)
+    };
+    assert_eq!(read("0123456789abcdef").unwrap().identity.session.unwrap().text, "0123456789abcdef");
+    assert_eq!(read("0123456789abcdefg").unwrap_err().field, "nvext.session_control.session_id");
+}
+
+#[test]
 fn a_model_that_is_no_string_is_refused_and_none_is_allowed() {
     assert_eq!(turn_with(Route::Chat, r#"{"model":5}"#, &[]).unwrap_err().field, "model");
     assert_eq!(turn(Route::Chat, r#"{"model":null}"#).model, None);
