@@ -49,12 +49,16 @@
 
 mod engine;
 mod inspect;
+mod names;
+mod plan;
 mod sweep;
 mod table;
 
 use std::sync::Arc;
 
+use crate::hints;
 use crate::ids::{SessionKey, WorkerId};
+use crate::route::Route;
 use crate::worker::{Capabilities, WorkerView};
 
 pub use inspect::{Counts, SessionView};
@@ -338,57 +342,9 @@ pub struct Held {
     pub sessions: u32,
 }
 
-// === impl SessionAction ===
-
-impl SessionAction {
-    /// The word in facts and decisions.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Bind => "bind",
-            Self::Open => "open",
-            Self::Close => "close",
-            Self::Release => "release",
-        }
-    }
-
-    /// Reads the word.
-    pub fn parse(text: &str) -> Option<Self> {
-        [Self::None, Self::Bind, Self::Open, Self::Close, Self::Release].into_iter().find(|a| a.name() == text)
-    }
-}
-
-// === impl SessionMode ===
-
-impl SessionMode {
-    /// The word in facts, logs and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Affinity => "affinity",
-            Self::Tag => "tag",
-            Self::Stream => "stream",
-        }
-    }
-}
-
 // === impl ModeWish ===
 
 impl ModeWish {
-    /// The word in decisions.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Affinity => "affinity",
-            Self::Tag => "tag",
-            Self::Stream => "stream",
-        }
-    }
-
-    /// Reads the word.
-    pub fn parse(text: &str) -> Option<Self> {
-        [Self::Auto, Self::Affinity, Self::Tag, Self::Stream].into_iter().find(|w| w.name() == text)
-    }
-
     /// The mode that an opened session gets, and why it is less than wished.
     pub fn resolve(self, capabilities: Capabilities, accepts: Accepts) -> (SessionMode, Option<Degraded>) {
         let stream = capabilities.stream && accepts.session_params;
@@ -434,55 +390,20 @@ impl StreamCap {
     }
 }
 
-// === names for metrics ===
+// === conversions from what the client sent ===
 
-impl NoSession {
-    /// The word in logs and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Unknown => "unknown",
-            Self::Released => "released",
-            Self::TableFull => "table_full",
-        }
+impl From<Route> for Accepts {
+    fn from(route: Route) -> Self {
+        Self { session_params: route.takes_session_params(), session_id: route.takes_session_id() }
     }
 }
 
-impl Busy {
-    /// The word in logs and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Turn => "turn",
-            Self::Abort => "abort",
-            Self::Close => "close",
-            Self::Room => "room",
-        }
-    }
-}
-
-impl Degraded {
-    /// The word in logs and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Worker => "worker",
-            Self::Route => "route",
-            Self::Rows => "rows",
-            Self::Tokens => "tokens",
-            Self::OpenFailed => "open_failed",
-        }
-    }
-}
-
-impl CloseCause {
-    /// The word in logs and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Asked => "asked",
-            Self::Expired => "expired",
-            Self::Moved => "moved",
-            Self::Evicted => "evicted",
-            Self::Worker => "worker",
-            Self::OpenUnknown => "open_unknown",
-            Self::Shutdown => "shutdown",
+impl From<hints::SessionAction> for SessionAction {
+    fn from(action: hints::SessionAction) -> Self {
+        match action {
+            hints::SessionAction::Bind => Self::Bind,
+            hints::SessionAction::Open => Self::Open,
+            hints::SessionAction::Close => Self::Close,
         }
     }
 }

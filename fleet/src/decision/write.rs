@@ -97,7 +97,7 @@ impl Decision {
             }
             "route.scores" => self.route.scores = optional(text, |text| scores(text, candidates))?,
             "route.reason" => self.route.reason = optional(text, |text| bounded(text, MAX_REASON_BYTES))?,
-            "queue.tier" => self.queue.tier = optional(text, |text| number(text))?,
+            "queue.tier" => self.queue.tier = optional(text, number)?,
             "queue.priority" => self.queue.head_start_ms = optional(text, head_start_ms)?,
             "queue.deadline_ms" => {
                 self.queue.deadline_ms = optional(text, |text| match number(text)? {

@@ -389,6 +389,25 @@ fn a_lost_worker_names_its_sessions_and_a_restarted_one_has_nothing_to_close() {
 }
 
 #[test]
+fn nobody_waits_for_a_close_at_a_worker_that_is_lost() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    assert_eq!(sessions.close(key(1)).len(), 1);
+    assert_eq!(begin(&mut sessions, &open(1, 1)).0, Outcome::Busy(Busy::Close));
+    assert_eq!(sessions.worker_lost(W), WorkerLoss::default());
+    assert_eq!(lease(&mut sessions, &BeginTurn { worker: OTHER, ..open(1, 1) }).mode, SessionMode::Stream);
+}
+
+#[test]
+fn a_route_takes_what_the_engine_takes_there() {
+    let of = |route| Accepts::from(route);
+    assert_eq!(of(Route::Generate), Accepts { session_params: true, session_id: true });
+    assert_eq!(of(Route::Chat), Accepts { session_params: false, session_id: true });
+    assert_eq!(of(Route::Messages), Accepts::default());
+    assert_eq!(SessionAction::from(hints::SessionAction::Close), SessionAction::Close);
+}
+
+#[test]
 fn an_open_under_way_while_the_worker_restarts_may_reach_the_new_process() {
     let mut sessions = sessions();
     let mut turn = lease(&mut sessions, &open(1, 0));
