@@ -77,9 +77,15 @@ pub(crate) fn bytes(memory: &[u8], ptr: u32, len: u32) -> Result<&[u8], Status> 
     memory.get(start..end).ok_or(Status::InvalidMemoryAccess)
 }
 
-/// A copy of text that the guest points to, for names; invalid UTF-8 is replaced.
+/// Longest name of a metric, a function or a virtual machine, bytes.
+const MAX_NAME: u32 = 4096;
+
+/// A copy of a name that the guest points to; invalid UTF-8 is replaced.
 pub(crate) fn text(call: &mut Call<'_>, ptr: u32, len: u32) -> Hostcall<String> {
     let (memory, _) = split(call)?;
+    if len > MAX_NAME {
+        return Err(Status::BadArgument.into());
+    }
     Ok(String::from_utf8_lossy(bytes(memory, ptr, len)?).into_owned())
 }
 

@@ -232,6 +232,8 @@ impl PluginInner {
             let started = Instance::start(&self.runtime, &self.loaded, &self.pre);
             state = shard.state.lock();
             match started {
+                // Shut down meanwhile: nobody would end this instance.
+                Ok(_) if self.closing.load(Relaxed) => return,
                 Ok(instance) => {
                     self.loaded.stats.restarts.fetch_add(1, Relaxed);
                     report.restarted += 1;

@@ -26,7 +26,7 @@ pub struct LogLine<'a> {
     pub plugin: &'a str,
     /// Severity.
     pub level: LogLevel,
-    /// The line, at most 16 KiB, invalid UTF-8 replaced.
+    /// The line: at most 16 KiB of what the guest wrote, invalid UTF-8 replaced.
     pub message: &'a str,
 }
 

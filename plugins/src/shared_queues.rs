@@ -7,6 +7,9 @@ use bytes::Bytes;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
+/// Longest queue name, bytes.
+const MAX_NAME: usize = 1024;
+
 /// All queues of the process. Cheap to clone; clones are the same queues.
 #[derive(Clone, Debug)]
 pub struct SharedQueues {
@@ -61,8 +64,11 @@ impl SharedQueues {
     /// The queue of this name, made if it is new; `consumer` is told of pushes from now on.
     ///
     /// # Errors
-    /// [`QueueError::Full`] if there are too many queues.
+    /// [`QueueError::Full`] if there are too many queues or the name is over 1 KiB.
     pub fn register(&self, vm_id: &str, name: &[u8], consumer: u64) -> Result<u32, QueueError> {
+        if name.len() > MAX_NAME {
+            return Err(QueueError::Full);
+        }
         let mut inner = self.inner.lock();
         let key = (vm_id.to_owned(), name.to_vec());
         let id = match inner.by_name.get(&key) {

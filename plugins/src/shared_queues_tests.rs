@@ -37,6 +37,9 @@ fn queues_are_bounded_in_items_bytes_and_number() {
     let queues = SharedQueues::new(2, 10, 1);
     let id = queues.register("vm", b"q", 1).unwrap();
     assert_eq!(queues.register("vm", b"another", 1), Err(QueueError::Full));
+    let queues = SharedQueues::new(2, 10, 1);
+    assert_eq!(queues.register("vm", &[b'n'; MAX_NAME + 1], 1), Err(QueueError::Full));
+    let id = queues.register("vm", b"q", 1).unwrap_or(id);
     assert_eq!(queues.enqueue(id, &[0; 11]), Err(QueueError::Full));
     queues.enqueue(id, b"1").unwrap();
     queues.enqueue(id, b"2").unwrap();
