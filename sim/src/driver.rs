@@ -19,7 +19,7 @@ const DISCONNECT_POLL_S: f64 = 4.0;
 type Place = (usize, RequestKey);
 
 struct Route {
-    to: mpsc::UnboundedSender<(usize, EventKind)>,
+    to: mpsc::Sender<(usize, EventKind)>,
     choice: usize,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Driver {
 /// A request that a client waits for. Dropped before its end, it is given up.
 pub(crate) struct Live {
     driver: Arc<Driver>,
-    events: mpsc::UnboundedReceiver<(usize, EventKind)>,
+    events: mpsc::Receiver<(usize, EventKind)>,
     places: Vec<Place>,
     rids: Vec<String>,
     open: usize,
@@ -122,7 +122,7 @@ impl Driver {
                 let ended = matches!(event.kind, EventKind::Finished(_));
                 if let Some(route) = inner.routes.get(&place) {
                     // The receiver may be gone; its request is then being given up.
-                    let _ = route.to.send((route.choice, event.kind));
+                    let _ = route.to.try_send((route.choice, event.kind));
                 }
                 if ended {
                     inner.routes.remove(&place);
@@ -141,7 +141,8 @@ impl Driver {
         requests: Vec<Request>,
         streams: bool,
     ) -> Result<Live, String> {
-        let (to, events) = mpsc::unbounded_channel();
+        // An output has at most a context of tokens, a beginning and an end, so a client that reads slowly loses nothing.
+        let (to, events) = mpsc::channel(requests.len().max(1) * (self.config.context_length + 4));
         let mut inner = self.inner.lock();
         let rids: Vec<String> = requests.iter().map(|request| request.rid.clone()).collect();
         if let Some(taken) = rids.iter().find(|rid| inner.rids.contains(*rid)) {

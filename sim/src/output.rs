@@ -65,7 +65,9 @@ impl Script {
                     .next()
                     .and_then(Result::ok)
                     .filter(Value::is_object);
-                script.tools.push((name.trim().to_owned(), arguments.unwrap_or_else(|| Value::Object(Default::default()))));
+                script
+                    .tools
+                    .push((name.trim().to_owned(), arguments.unwrap_or_else(|| Value::Object(Default::default()))));
             }
         }
         script

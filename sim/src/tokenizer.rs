@@ -99,9 +99,8 @@ fn encode_plain(bytes: &[u8], ids: &mut Vec<TokenId>) {
     let mut start = 0;
     while let Some(&first) = bytes.get(start) {
         let kind = class(first);
-        let run = |from: usize, kind: Class| {
-            from + bytes.iter().skip(from).take_while(|byte| class(**byte) == kind).count()
-        };
+        let run =
+            |from: usize, kind: Class| from + bytes.iter().skip(from).take_while(|byte| class(**byte) == kind).count();
         let mut end = run(start, kind);
         // The last space of a run belongs to the word after it.
         if kind == Class::Blank

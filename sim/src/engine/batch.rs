@@ -29,7 +29,11 @@ enum Kind {
 }
 
 fn micros(ms: f64) -> u64 {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "durations are small and casts saturate")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "durations are small and casts saturate"
+    )]
     let us = (ms * 1000.0).round() as u64;
     us.max(1)
 }
@@ -354,16 +358,17 @@ impl Engine {
 
     fn publish_load(&mut self) {
         self.steps_since_load = 0;
-        let used = self
-            .config
-            .max_total_tokens
-            .saturating_sub(self.free_tokens() + self.radix.evictable());
+        let used = self.config.max_total_tokens.saturating_sub(self.free_tokens() + self.radix.evictable());
         self.load = Load {
             running: self.running.len(),
             waiting: self.waiting.len(),
             waiting_uncached_tokens: self.waiting.iter().map(|active| active.uncached_when_queued).sum(),
             used_tokens: used,
-            gen_throughput: if self.batch.is_some() || !self.running.is_empty() { self.load.gen_throughput } else { 0.0 },
+            gen_throughput: if self.batch.is_some() || !self.running.is_empty() {
+                self.load.gen_throughput
+            } else {
+                0.0
+            },
             ..self.load.clone()
         };
     }

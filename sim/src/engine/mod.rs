@@ -144,12 +144,7 @@ impl Engine {
         if refusal.is_some() || prompt.is_empty() {
             prompt = vec![0];
         }
-        let room = self
-            .config
-            .context_length
-            .min(self.config.max_total_tokens)
-            .saturating_sub(prompt.len() + 2)
-            .max(1);
+        let room = self.config.context_length.min(self.config.max_total_tokens).saturating_sub(prompt.len() + 2).max(1);
         let max_new_tokens = match (request.max_new_tokens, request.ignore_eos) {
             (Some(asked), _) => asked.min(room),
             (None, true) => self.config.default_output_tokens.min(room),
@@ -417,6 +412,10 @@ impl Engine {
                 (None, false) => self.sessions.end_turn(active.key, params, &active.rid, None),
             };
             self.apply(end);
+            if self.crashed {
+                // The scheduler dies before it tells anyone.
+                return;
+            }
         }
         let finish = Finish {
             prompt_tokens: if ran { active.prompt_tokens } else { 0 },

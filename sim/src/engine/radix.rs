@@ -168,13 +168,8 @@ impl Radix {
         let rest = tokens.get(found.tokens..).unwrap_or_default();
         if let Some(first) = rest.get(..self.page) {
             let last_use = self.clock;
-            let new = self.create(Node {
-                tokens: rest.to_vec(),
-                parent: Some(node),
-                last_use,
-                priority,
-                ..Node::default()
-            });
+            let new =
+                self.create(Node { tokens: rest.to_vec(), parent: Some(node), last_use, priority, ..Node::default() });
             if let Some(parent) = self.node_mut(node) {
                 parent.children.insert(first.into(), new);
             }

@@ -257,8 +257,9 @@ impl Session {
             context.extend(&turn.output);
         }
         if let Some(offset) = params.offset.filter(|offset| *offset != 0) {
-            let keep = usize::try_from(offset)
-                .unwrap_or_else(|_| context.len().saturating_sub(usize::try_from(offset.unsigned_abs()).unwrap_or(usize::MAX)));
+            let keep = usize::try_from(offset).unwrap_or_else(|_| {
+                context.len().saturating_sub(usize::try_from(offset.unsigned_abs()).unwrap_or(usize::MAX))
+            });
             context.truncate(keep);
         }
         context.extend(new);

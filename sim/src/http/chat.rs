@@ -29,12 +29,13 @@ pub(super) struct Turn {
     pub tools: bool,
 }
 
-/// Everything the writers of an answer need.
-pub(super) struct Context {
-    pub shared: Arc<Shared>,
-    pub common: Common,
-    pub tools: bool,
-    pub created: u64,
+/// Everything that writing an answer needs.
+struct Context {
+    shared: Arc<Shared>,
+    common: Common,
+    tools: bool,
+    stops: Vec<String>,
+    created: u64,
     return_meta_info: bool,
     input_ids: Option<Vec<u32>>,
     output_ids: bool,
@@ -42,7 +43,12 @@ pub(super) struct Context {
 }
 
 /// Renders messages and tools; the message if the tool choice is wrong.
-pub(super) fn turn(shared: &Shared, messages: &[Value], tools: &[Value], choice: Option<&Value>) -> Result<Turn, String> {
+pub(super) fn turn(
+    shared: &Shared,
+    messages: &[Value],
+    tools: &[Value],
+    choice: Option<&Value>,
+) -> Result<Turn, String> {
     let none = choice.and_then(Value::as_str) == Some("none");
     let tools = if none { &[] } else { tools };
     let (prompt, mut script) = fields::conversation(shared, messages, tools);
@@ -119,6 +125,7 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Context, 
         shared: Arc::clone(shared),
         common,
         tools: turn.tools,
+        stops: base.stop,
         created: unix_us() / 1_000_000,
         return_meta_info,
         input_ids,
@@ -183,15 +190,6 @@ pub(super) fn call_id(shared: &Shared) -> String {
     format!("call_{}", shared.new_id().get(..24).unwrap_or_default())
 }
 
-/// The stop string is not part of the text.
-pub(super) fn trim_stop(text: &mut String, reason: &Reason) {
-    if let Reason::StopText(stop) = reason
-        && let Some(at) = text.find(stop.as_str())
-    {
-        text.truncate(at);
-    }
-}
-
 /// The `metadata` of an answer.
 pub(super) fn metadata(tokens: usize) -> Value {
     json!({"weight_version": "default", "weight_versions": [{"version": "default", "start": 0, "end": tokens}]})
@@ -200,7 +198,8 @@ pub(super) fn metadata(tokens: usize) -> Value {
 async fn whole(context: Context, mut live: Live) -> Response<Body> {
     let shared = &context.shared;
     let count = context.common.n;
-    let mut parsers: Vec<Pieces> = (0..count).map(|_| Pieces::new(&shared.config, context.tools)).collect();
+    let mut parsers: Vec<Pieces> =
+        (0..count).map(|_| Pieces::new(&shared.config, context.tools, &context.stops)).collect();
     let mut answers = vec![Answer::default(); count];
     let mut outputs: Vec<Vec<u32>> = vec![Vec::new(); count];
     let mut ends: Vec<Option<Finish>> = vec![None; count];
@@ -219,7 +218,6 @@ async fn whole(context: Context, mut live: Live) -> Response<Body> {
                     return reply::scheduler_error(*status, message);
                 }
                 answer.add(parser.finish());
-                trim_stop(&mut answer.text, &finish.reason);
                 if let Some(end) = ends.get_mut(choice) {
                     *end = Some(finish);
                 }
@@ -322,7 +320,7 @@ struct Writer {
 async fn stream(context: Context, mut live: Live) -> Response<Body> {
     let choices: Vec<Choice> = (0..context.common.n)
         .map(|_| Choice {
-            parser: Pieces::new(&context.shared.config, context.tools),
+            parser: Pieces::new(&context.shared.config, context.tools, &context.stops),
             begun: false,
             prompt: 0,
             cached: 0,
@@ -361,7 +359,9 @@ impl Writer {
             EventKind::Token { id: token, .. } => {
                 choice.output.push(token);
                 let pieces = choice.parser.push(token);
-                if self.context.shared.config.reasoning && pieces.iter().any(|piece| matches!(piece, Piece::Reasoning(_))) {
+                if self.context.shared.config.reasoning
+                    && pieces.iter().any(|piece| matches!(piece, Piece::Reasoning(_)))
+                {
                     choice.reasoning = choice.output.len();
                 }
                 self.begin(index, &id, &mut frames);
@@ -438,8 +438,7 @@ impl Writer {
     /// The chunks after the last choice.
     fn end(&self, frames: &mut Vec<Bytes>) {
         let context = &self.context;
-        let (prompt, cached) =
-            self.choices.first().map(|choice| (choice.prompt, choice.cached)).unwrap_or_default();
+        let (prompt, cached) = self.choices.first().map(|choice| (choice.prompt, choice.cached)).unwrap_or_default();
         let outputs: Vec<Vec<u32>> = self.choices.iter().map(|choice| choice.output.clone()).collect();
         if let (false, Some(sglext)) = (self.failed, context.sglext(cached, &outputs)) {
             let mut chunk = context.chunk(&self.last_id, json!([]));

@@ -1,8 +1,9 @@
 //! `/v1/completions`.
 
 use super::{
-    chat::{cached_details, duplicate, finish_of, metadata, trim_stop, usage},
+    chat::{cached_details, duplicate, finish_of, metadata, usage},
     fields::{self, Common},
+    pieces::StopGuard,
     reply::{self, Body},
     validate::{self, Endpoint, Flaw},
 };
@@ -27,6 +28,7 @@ struct Context {
     shared: Arc<Shared>,
     common: Common,
     created: u64,
+    stops: Vec<String>,
     count: usize,
     prompts: usize,
 }
@@ -62,7 +64,8 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Context, 
     let count = requests.len();
     let live = shared.driver.submit(common.rank, requests, common.stream).map_err(|rid| duplicate(&rid))?;
     let created = unix_us() / 1_000_000;
-    Ok((Context { shared: Arc::clone(shared), common, created, count, prompts: prompts.len() }, live))
+    let (stops, prompts) = (base.stop, prompts.len());
+    Ok((Context { shared: Arc::clone(shared), common, created, stops, count, prompts }, live))
 }
 
 fn prompts(body: &Map<String, Value>) -> Result<Vec<Vec<u32>>, Flaw> {
@@ -106,18 +109,19 @@ fn choice(index: usize, text: &str, reason: Value, matched: Value) -> Value {
 }
 
 async fn whole(context: Context, mut live: Live) -> Response<Body> {
-    let mut outputs: Vec<(Decoder, String)> = (0..context.count).map(|_| Default::default()).collect();
+    let mut outputs: Vec<(Decoder, StopGuard, String)> =
+        (0..context.count).map(|_| (Decoder::default(), StopGuard::new(&context.stops), String::new())).collect();
     let mut ends: Vec<Option<Finish>> = vec![None; context.count];
     while let Some((index, event)) = live.next().await {
-        let Some((decoder, text)) = outputs.get_mut(index) else { continue };
+        let Some((decoder, guard, text)) = outputs.get_mut(index) else { continue };
         match event {
             EventKind::Started { .. } => {}
-            EventKind::Token { id, .. } => text.push_str(&decoder.push(id)),
+            EventKind::Token { id, .. } => text.push_str(&guard.push(&decoder.push(id))),
             EventKind::Finished(finish) => {
                 if let Reason::Rejected(status, message) = &finish.reason {
                     return reply::scheduler_error(*status, message);
                 }
-                trim_stop(text, &finish.reason);
+                text.push_str(&guard.finish());
                 if let Some(end) = ends.get_mut(index) {
                     *end = Some(finish);
                 }
@@ -130,7 +134,7 @@ async fn whole(context: Context, mut live: Live) -> Response<Body> {
         .iter()
         .zip(&ends)
         .enumerate()
-        .filter_map(|(index, ((_, text), end))| {
+        .filter_map(|(index, ((.., text), end))| {
             let (reason, matched) = finish_of(&end.reason, false);
             choice(index, text, Value::from(reason), matched).get_mut(0).map(Value::take)
         })
@@ -148,6 +152,7 @@ async fn whole(context: Context, mut live: Live) -> Response<Body> {
 #[derive(Default)]
 struct Output {
     decoder: Decoder,
+    guard: StopGuard,
     prompt: (usize, usize),
     tokens: usize,
 }
@@ -160,7 +165,8 @@ struct Writer {
 }
 
 async fn stream(context: Context, mut live: Live) -> Response<Body> {
-    let outputs: Vec<Output> = (0..context.count).map(|_| Output::default()).collect();
+    let outputs: Vec<Output> =
+        (0..context.count).map(|_| Output { guard: StopGuard::new(&context.stops), ..Output::default() }).collect();
     let mut writer = Writer { open: outputs.len(), outputs, context, failed: false };
     // As for chat, nothing goes out before there is something to say.
     let mut ready = VecDeque::new();
@@ -190,7 +196,8 @@ impl Writer {
             }
             EventKind::Token { id, .. } => {
                 output.tokens += 1;
-                (output.decoder.push(id), Value::Null, Value::Null)
+                let text = output.decoder.push(id);
+                (output.guard.push(&text), Value::Null, Value::Null)
             }
             EventKind::Finished(Finish { reason: Reason::Rejected(code, message), .. }) => {
                 self.open -= 1;
@@ -199,8 +206,9 @@ impl Writer {
             }
             EventKind::Finished(end) => {
                 self.open -= 1;
+                let rest = output.guard.finish();
                 let (reason, matched) = finish_of(&end.reason, false);
-                (String::new(), Value::from(reason), matched)
+                (rest, Value::from(reason), matched)
             }
         };
         let mut chunk = self.context.chunk(live.rid(index), choice(index, &text, reason, matched));

@@ -1,7 +1,10 @@
 //! `/_sim/`: what a real worker does not have.
 
 use super::reply::{self, Body};
-use crate::{fault::{Fault, FaultKind}, server::Shared};
+use crate::{
+    fault::{Fault, FaultKind},
+    server::Shared,
+};
 use hyper::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 

@@ -9,6 +9,9 @@ use hyper::{HeaderMap, Response, StatusCode};
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
+/// The answer to a request that is not taken.
+pub(super) type Refused = Box<Response<Body>>;
+
 /// What an OpenAI endpoint was asked for, apart from the prompt.
 pub(super) struct Common {
     pub model: String,
@@ -67,17 +70,17 @@ pub(super) fn override_header<'a>(shared: &Shared, headers: &'a HeaderMap, name:
     headers.get(format!("x-override-{name}")).filter(|_| enabled).and_then(|value| value.to_str().ok())
 }
 
-fn override_number(shared: &Shared, headers: &HeaderMap, name: &str) -> Result<Option<i64>, Response<Body>> {
+fn override_number(shared: &Shared, headers: &HeaderMap, name: &str) -> Result<Option<i64>, Refused> {
     let Some(given) = override_header(shared, headers, name) else { return Ok(None) };
     given.trim().parse().map(Some).map_err(|_| {
         let message =
             format!("invalid x-override-{name} header '{given}': invalid literal for int() with base 10: '{given}'");
-        reply::flat_error(StatusCode::BAD_REQUEST, &message, "400")
+        Box::new(reply::flat_error(StatusCode::BAD_REQUEST, &message, "400"))
     })
 }
 
 /// The priority given by an override header.
-pub(super) fn override_priority(shared: &Shared, headers: &HeaderMap) -> Result<Option<i64>, Response<Body>> {
+pub(super) fn override_priority(shared: &Shared, headers: &HeaderMap) -> Result<Option<i64>, Refused> {
     override_number(shared, headers, "priority")
 }
 
@@ -102,22 +105,23 @@ pub(super) fn common(
     endpoint: Endpoint,
     headers: &HeaderMap,
     body: &Map<String, Value>,
-) -> Result<Common, Response<Body>> {
+) -> Result<Common, Refused> {
     let priority = match body.get("priority") {
         None | Some(Value::Null) => None,
         Some(value) => {
-            let read = validate::integer("priority", value).map_err(|flaw| invalid(endpoint, flaw))?;
+            let read = validate::integer("priority", value).map_err(|flaw| Box::new(invalid(endpoint, flaw)))?;
             let range = "priority must be a signed 64-bit integer between -9223372036854775808 and 9223372036854775807";
-            Some(read.ok_or_else(|| reply::bad_request(range))?)
+            Some(read.ok_or_else(|| Box::new(reply::bad_request(range)))?)
         }
     };
     if matches!(body.get("rid"), Some(Value::Array(_))) {
         let message = "Internal server error: unhashable type: 'list'";
-        return Err(reply::flat_error(StatusCode::INTERNAL_SERVER_ERROR, message, "InternalServerError"));
+        return Err(Box::new(reply::flat_error(StatusCode::INTERNAL_SERVER_ERROR, message, "InternalServerError")));
     }
     for field in ["cache_salt", "extra_key"] {
         if matches!(body.get(field), Some(Value::Array(_))) {
-            return Err(reply::bad_request(&format!("{field} should be a string for a single request.")));
+            let message = format!("{field} should be a string for a single request.");
+            return Err(Box::new(reply::bad_request(&message)));
         }
     }
     let header_rank = match headers.get("x-data-parallel-rank") {
@@ -126,13 +130,14 @@ pub(super) fn common(
             let given = String::from_utf8_lossy(value.as_bytes()).into_owned();
             let read: i64 = given.trim().parse().map_err(|_| {
                 let message = format!("Invalid X-Data-Parallel-Rank header: must be an integer, got '{given}'");
-                reply::flat_error(StatusCode::BAD_REQUEST, &message, "400")
+                Box::new(reply::flat_error(StatusCode::BAD_REQUEST, &message, "400"))
             })?;
             Some(read)
         }
     };
     let header_rank = override_number(shared, headers, "routed-dp-rank")?.or(header_rank);
-    let rank = rank(shared, header_rank.or_else(|| body_rank(body))).map_err(|message| reply::bad_request(&message))?;
+    let rank = rank(shared, header_rank.or_else(|| body_rank(body)))
+        .map_err(|message| Box::new(reply::bad_request(&message)))?;
     let n = count(body, "n").and_then(|n| usize::try_from(n).ok()).unwrap_or(1).clamp(1, 128);
     let options = body.get("stream_options").and_then(Value::as_object);
     let option = |name| options.is_some_and(|options| flag(options, name));
@@ -142,7 +147,7 @@ pub(super) fn common(
             "LoRA adapter '{adapter}' was requested, but LoRA is not enabled. Please launch the server with --enable-lora \
              flag and preload adapters using --lora-paths or /load_lora_adapter endpoint."
         );
-        return Err(reply::bad_request(&message));
+        return Err(Box::new(reply::bad_request(&message)));
     }
     Ok(Common {
         model,
@@ -165,10 +170,16 @@ pub(super) fn invalid(endpoint: Endpoint, flaw: Flaw) -> Response<Body> {
 }
 
 /// Checks prompt and output against the context; the message if they are too long.
-pub(super) fn check_length(shared: &Shared, prompt: usize, max_new_tokens: Option<i64>) -> Result<Option<usize>, String> {
+pub(super) fn check_length(
+    shared: &Shared,
+    prompt: usize,
+    max_new_tokens: Option<i64>,
+) -> Result<Option<usize>, String> {
     let context = shared.config.context_length;
     if prompt >= context {
-        return Err(format!("The input ({prompt} tokens) is longer than the model's context length ({context} tokens)."));
+        return Err(format!(
+            "The input ({prompt} tokens) is longer than the model's context length ({context} tokens)."
+        ));
     }
     let Some(asked) = max_new_tokens else { return Ok(None) };
     let asked = usize::try_from(asked).map_err(|_| format!("max_new_tokens must be at least 0, got {asked}."))?;

@@ -1,7 +1,8 @@
 //! `/generate`, the native endpoint.
 
 use super::{
-    fields,
+    fields::{self, Refused},
+    pieces::StopGuard,
     reply::{self, Body},
     validate::{self, Endpoint, Flaw},
 };
@@ -24,19 +25,42 @@ const ENDPOINT: Endpoint = Endpoint { path: "/generate", function: "generate_req
 const DEFAULT_MAX_NEW_TOKENS: i64 = 128;
 
 const SAMPLING_FIELDS: [&str; 28] = [
-    "max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p",
-    "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens", "n", "json_schema", "regex", "ebnf",
-    "structural_tag", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim",
-    "stream_interval", "logit_bias", "sampling_seed", "custom_params", "beam_width", "watermark", "choice",
+    "max_new_tokens",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_new_tokens",
+    "n",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "no_stop_trim",
+    "stream_interval",
+    "logit_bias",
+    "sampling_seed",
+    "custom_params",
+    "beam_width",
+    "watermark",
+    "choice",
 ];
-
-type Refused = Box<Response<Body>>;
 
 struct Call {
     shared: Arc<Shared>,
     live: Live,
     count: usize,
     list: bool,
+    stops: Vec<String>,
     began: Instant,
 }
 
@@ -85,8 +109,7 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Call, boo
     };
     let priority = fields::override_priority(shared, &parts.headers)?.or(priority);
     let rank = fields::override_header(shared, &parts.headers, "routed-dp-rank").and_then(|rank| rank.parse().ok());
-    let rank =
-        fields::rank(shared, rank.or_else(|| fields::body_rank(&body))).map_err(|message| native(&message))?;
+    let rank = fields::rank(shared, rank.or_else(|| fields::body_rank(&body))).map_err(|message| native(&message))?;
     let n = fields::count(&sampling, "n").and_then(|n| usize::try_from(n).ok()).unwrap_or(1).clamp(1, 128);
     list |= n > 1;
     let given_rid = fields::override_header(shared, &parts.headers, "rid")
@@ -123,7 +146,8 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Call, boo
         .driver
         .submit(rank, requests, stream)
         .map_err(|rid| native(&format!("Duplicate request ID detected: {rid}")))?;
-    Ok((Call { shared: Arc::clone(shared), live, count, list, began: Instant::now() }, stream))
+    let stops = fields::stops(sampling.get("stop"));
+    Ok((Call { shared: Arc::clone(shared), live, count, list, stops, began: Instant::now() }, stream))
 }
 
 /// The prompts as tokens, and whether the answer is a list.
@@ -234,6 +258,7 @@ pub(super) fn meta_info(shared: &Shared, rid: &str, rank: usize, end: &Finish, l
 #[derive(Default)]
 struct Output {
     decoder: Decoder,
+    guard: StopGuard,
     text: String,
     ids: Vec<u32>,
     prompt: usize,
@@ -244,18 +269,22 @@ struct Output {
 }
 
 impl Output {
+    fn all(call: &Call) -> Vec<Self> {
+        (0..call.count).map(|_| Self { guard: StopGuard::new(&call.stops), ..Self::default() }).collect()
+    }
+
     fn push(&mut self, id: u32) {
         let text = self.decoder.push(id);
-        self.text.push_str(&text);
+        self.text.push_str(&self.guard.push(&text));
         self.ids.push(id);
     }
 
     /// An output that ended, as its answer or last chunk.
     fn ended(&mut self, call: &Call, choice: usize, end: &Finish) -> Value {
+        self.text.push_str(&self.guard.finish());
         if matches!(end.reason, Reason::Refused(_)) {
             self.text.clear();
         }
-        super::chat::trim_stop(&mut self.text, &end.reason);
         let latency = call.began.elapsed().as_secs_f64();
         let meta = meta_info(&call.shared, call.live.rid(choice), call.live.rank(choice), end, Some(latency));
         self.body(meta)
@@ -269,7 +298,7 @@ impl Output {
 }
 
 async fn whole(mut call: Call) -> Response<Body> {
-    let mut outputs: Vec<Output> = (0..call.count).map(|_| Output::default()).collect();
+    let mut outputs = Output::all(&call);
     let mut answers = vec![Value::Null; call.count];
     while let Some((choice, event)) = call.live.next().await {
         let Some(output) = outputs.get_mut(choice) else { continue };
@@ -294,7 +323,7 @@ async fn whole(mut call: Call) -> Response<Body> {
 
 /// Status and headers go out at once; each token gives a chunk.
 fn stream(call: Call) -> Response<Body> {
-    let outputs: Vec<Output> = (0..call.count).map(|_| Output::default()).collect();
+    let outputs = Output::all(&call);
     let frames = futures::stream::unfold(Some((call, outputs)), |state| async move {
         let (mut call, mut outputs) = state?;
         loop {

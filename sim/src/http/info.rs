@@ -398,7 +398,7 @@ pub(super) fn no_embedding() -> Response<Body> {
 const SCORE: Endpoint = Endpoint { path: "/v1/score", function: "v1_score_request", line: 2030 };
 
 /// `/v1/score`: every label gets the same share.
-pub(super) fn score(shared: &Shared, parts: &Parts, body: &[u8]) -> Response<Body> {
+pub(super) fn score(parts: &Parts, body: &[u8]) -> Response<Body> {
     let body = match validate::typed_object(SCORE, &parts.headers, body) {
         Ok(body) => body,
         Err(error) => return error.flat(),
@@ -412,7 +412,11 @@ pub(super) fn score(shared: &Shared, parts: &Parts, body: &[u8]) -> Response<Bod
     let body = json!({
         "scores": scores, "pooled_hidden_states": null, "token_logprobs": null,
         "model": fields::text(&body, "model").unwrap_or_default(),
-        "usage": super::chat::usage(shared, prompt, 0, 0, 0), "object": "scoring",
+        "usage": {
+            "prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0, "prompt_tokens_details": null,
+            "reasoning_tokens": 0, "completion_tokens_details": null,
+        },
+        "object": "scoring",
     });
     reply::json_value(StatusCode::OK, &body)
 }

@@ -1,8 +1,8 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`, the Anthropic shape.
 
 use super::{
-    chat::{self, Turn, call_id, duplicate, trim_stop},
-    fields,
+    chat::{self, Turn, call_id, duplicate},
+    fields::{self, Refused},
     pieces::{Answer, Piece, Pieces},
     reply::{self, Body},
     validate::{self, BodyError, Endpoint},
@@ -18,8 +18,6 @@ use serde_json::{Map, Value, json};
 use std::{collections::VecDeque, sync::Arc};
 
 const ENDPOINT: Endpoint = Endpoint { path: "/v1/messages", function: "anthropic_v1_messages", line: 2110 };
-
-type Refused = Box<Response<Body>>;
 
 fn error(status: StatusCode, kind: &str, message: &str) -> Response<Body> {
     reply::json_value(status, &error_body(kind, message))
@@ -68,9 +66,10 @@ fn turn(shared: &Shared, body: &Map<String, Value>) -> Result<Turn, Refused> {
     let choice = match choice {
         Some("any") => Some(json!("required")),
         Some("none") => Some(json!("none")),
-        Some("tool") => body.get("tool_choice").and_then(|choice| choice.get("name")).map(|name| {
-            json!({"type": "function", "function": {"name": name}})
-        }),
+        Some("tool") => body
+            .get("tool_choice")
+            .and_then(|choice| choice.get("name"))
+            .map(|name| json!({"type": "function", "function": {"name": name}})),
         _ => None,
     };
     chat::turn(shared, &messages, &tools, choice.as_ref()).map_err(|message| invalid(&message))
@@ -129,6 +128,7 @@ struct Context {
     id: String,
     model: String,
     tools: bool,
+    stops: Vec<String>,
 }
 
 /// `/v1/messages`. Priority, rid, session and salt are not fields of this endpoint and have no effect.
@@ -148,8 +148,7 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Context, 
     let turn = turn(shared, &body)?;
     let stream = fields::flag(&body, "stream");
     let asked = fields::count(&body, "max_tokens");
-    let max_new_tokens =
-        fields::check_length(shared, turn.prompt.len(), asked).map_err(|message| invalid(&message))?;
+    let max_new_tokens = fields::check_length(shared, turn.prompt.len(), asked).map_err(|message| invalid(&message))?;
     let header = parts.headers.get("x-data-parallel-rank").and_then(|rank| rank.to_str().ok());
     let asked = header.and_then(|rank| rank.trim().parse().ok()).or_else(|| fields::body_rank(&body));
     let rank = fields::rank(shared, asked).map_err(|message| invalid(&message))?;
@@ -169,6 +168,7 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Context, 
         id: format!("msg_{}", shared.new_id()),
         model: fields::text(&body, "model").unwrap_or_default(),
         tools: turn.tools,
+        stops: fields::stops(body.get("stop_sequences")),
     };
     Ok((context, live, stream))
 }
@@ -203,7 +203,7 @@ fn rejected(status: u16, message: &str) -> (StatusCode, Value) {
 }
 
 async fn whole(context: Context, mut live: Live) -> Response<Body> {
-    let mut parser = Pieces::new(&context.shared.config, context.tools);
+    let mut parser = Pieces::new(&context.shared.config, context.tools, &context.stops);
     let mut answer = Answer::default();
     let mut end = None;
     while let Some((_, event)) = live.next().await {
@@ -219,7 +219,6 @@ async fn whole(context: Context, mut live: Live) -> Response<Body> {
         return reply::json_value(status, &body);
     }
     answer.add(parser.finish());
-    trim_stop(&mut answer.text, &end.reason);
     let mut content = Vec::new();
     if !answer.reasoning.is_empty() {
         content.push(json!({"type": "thinking", "thinking": answer.reasoning}));
@@ -256,7 +255,7 @@ struct Writer {
 
 /// Status and headers go out at once.
 fn stream(context: Context, live: Live) -> Response<Body> {
-    let parser = Pieces::new(&context.shared.config, context.tools);
+    let parser = Pieces::new(&context.shared.config, context.tools, &context.stops);
     let writer = Writer { context, parser, open: None, index: 0 };
     let ready = VecDeque::new();
     let frames = futures::stream::unfold((live, writer, ready), |(mut live, mut writer, mut ready)| async move {

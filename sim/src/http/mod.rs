@@ -97,10 +97,7 @@ fn route(path: &str) -> Option<(Route, &'static [Method], Level)> {
 }
 
 fn is_inference(route: Option<Route>) -> bool {
-    matches!(
-        route,
-        Some(Route::Chat | Route::Completions | Route::Generate | Route::Responses | Route::Messages)
-    )
+    matches!(route, Some(Route::Chat | Route::Completions | Route::Generate | Route::Responses | Route::Messages))
 }
 
 /// Whether the request may pass, by `utils/auth` of the real server: which key opens a route depends on which are set.
@@ -203,7 +200,7 @@ async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: Bytes) -> Response<
         Route::Messages => messages::respond(shared, parts, &body).await,
         Route::CountTokens => messages::count(shared, &body),
         Route::Embedding => info::no_embedding(),
-        Route::Score => info::score(shared, parts, &body),
+        Route::Score => info::score(parts, &body),
         Route::Models => info::models(shared),
         Route::ModelById => info::model(shared, path.strip_prefix("/v1/models/").unwrap_or_default()),
         Route::Tokenize => info::tokenize(shared, parts, &body),

@@ -21,6 +21,45 @@ pub(super) enum Piece {
     Arguments(usize, String),
 }
 
+/// Holds back text that may be the beginning of a stop string, and drops what follows one.
+#[derive(Debug, Default)]
+pub(super) struct StopGuard {
+    stops: Vec<String>,
+    held: String,
+    stopped: bool,
+}
+
+impl StopGuard {
+    pub(super) fn new(stops: &[String]) -> Self {
+        Self { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), ..Self::default() }
+    }
+
+    /// The text that is safe to give out.
+    pub(super) fn push(&mut self, text: &str) -> String {
+        if self.stopped {
+            return String::new();
+        }
+        self.held.push_str(text);
+        let hit = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
+        if let Some(at) = hit {
+            self.stopped = true;
+            self.held.truncate(at);
+            return std::mem::take(&mut self.held);
+        }
+        let starts = self.held.char_indices().map(|(at, _)| at);
+        let risky =
+            |at: &usize| self.held.get(*at..).is_some_and(|rest| self.stops.iter().any(|stop| stop.starts_with(rest)));
+        let keep = starts.into_iter().find(risky).unwrap_or(self.held.len());
+        let rest = self.held.split_off(keep);
+        std::mem::replace(&mut self.held, rest)
+    }
+
+    /// What was held back, when the output has ended.
+    pub(super) fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
 /// Turns the tokens of one output into pieces.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
@@ -33,12 +72,23 @@ pub(super) struct Pieces {
     calls: usize,
     /// A line end that may belong to the tool call after it.
     held: String,
+    guard: StopGuard,
 }
 
 impl Pieces {
     /// `tools`: the request may call tools.
-    pub(super) fn new(config: &SimConfig, tools: bool) -> Self {
-        Self { reasoning_parser: config.reasoning, tool_parser: tools && config.tool_call_parser, ..Self::default() }
+    pub(super) fn new(config: &SimConfig, tools: bool, stops: &[String]) -> Self {
+        Self {
+            reasoning_parser: config.reasoning,
+            tool_parser: tools && config.tool_call_parser,
+            guard: StopGuard::new(stops),
+            ..Self::default()
+        }
+    }
+
+    fn text(&mut self, text: &str) -> Vec<Piece> {
+        let text = self.guard.push(text);
+        if text.is_empty() { Vec::new() } else { vec![Piece::Text(text)] }
     }
 
     /// The pieces that one more token completes.
@@ -75,14 +125,16 @@ impl Pieces {
             self.held = text;
             return Vec::new();
         }
-        vec![Piece::Text(text)]
+        self.text(&text)
     }
 
     /// What is left when the output has ended.
     pub(super) fn finish(&mut self) -> Vec<Piece> {
         let cut_call = self.call.take().map(|call| format!("<tool_call>{call}")).unwrap_or_default();
         let rest = std::mem::take(&mut self.held) + &cut_call;
-        if rest.is_empty() || self.calls > 0 { Vec::new() } else { vec![Piece::Text(rest)] }
+        let rest = if self.calls > 0 { String::new() } else { self.guard.push(&rest) };
+        let rest = rest + &self.guard.finish();
+        if rest.is_empty() { Vec::new() } else { vec![Piece::Text(rest)] }
     }
 
     /// True once a tool call is complete.
@@ -93,7 +145,7 @@ impl Pieces {
     fn complete_call(&mut self) -> Vec<Piece> {
         let call = self.call.take().unwrap_or_default();
         let Ok(parsed) = serde_json::from_str::<Value>(call.trim()) else {
-            return vec![Piece::Text(format!("<tool_call>{call}</tool_call>"))];
+            return self.text(&format!("<tool_call>{call}</tool_call>"));
         };
         let place = self.calls;
         self.calls += 1;

@@ -166,6 +166,9 @@ pub(crate) fn preflight() -> Response<Body> {
         HeaderValue::from_static("DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY"),
     );
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    let vary = "Origin, Access-Control-Request-Method, Access-Control-Request-Headers, \
+                Access-Control-Request-Private-Network";
+    headers.insert(header::VARY, HeaderValue::from_static(vary));
     response
 }
 
@@ -181,9 +184,17 @@ pub(crate) fn wrong_method(methods: &[Method]) -> Response<Body> {
 
 /// The headers of every answer.
 pub(crate) fn stamp(response: &mut Response<Body>, origin: Option<&HeaderValue>) {
+    // What the key check or a broken handler says does not pass the cross-origin layer.
+    let broken =
+        || response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
+    let status = response.status();
+    let outside = status == StatusCode::UNAUTHORIZED || (status == StatusCode::INTERNAL_SERVER_ERROR && broken());
     let headers = response.headers_mut();
     headers.insert(header::SERVER, HeaderValue::from_static("uvicorn"));
-    headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+    if outside {
+        return;
+    }
+    headers.entry(header::VARY).or_insert(HeaderValue::from_static("Origin"));
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
         headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
@@ -196,6 +207,8 @@ pub(crate) fn cut_after(response: Response<Body>, limit: usize) -> Response<Body
         let frames = futures::stream::unfold((Some(body), limit), |(body, left)| async move {
             let mut body = body?;
             if left == 0 {
+                // What came before is flushed while this waits for its next turn.
+                tokio::task::yield_now().await;
                 return Some((Err(io::Error::other("cut by a fault")), (None, 0)));
             }
             let frame = body.frame().await?;

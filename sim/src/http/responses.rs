@@ -1,8 +1,8 @@
 //! `/v1/responses`.
 
 use super::{
-    chat::{self, call_id, trim_stop},
-    fields,
+    chat::{self, call_id},
+    fields::{self, Refused},
     pieces::{Answer, Piece, Pieces},
     reply::{self, Body},
     validate::{self, BodyError, Endpoint, Flaw},
@@ -25,8 +25,6 @@ const ENDPOINT: Endpoint = Endpoint { path: "/v1/responses", function: "v1_respo
 
 /// The real server gives two tokens fewer than `max_output_tokens`.
 const WITHHELD_TOKENS: i64 = 2;
-
-type Refused = Box<Response<Body>>;
 
 fn error(message: &str, kind: &str, param: Value) -> Refused {
     let body = json!({"error": {"message": message, "type": kind, "param": param, "code": 400}});
@@ -88,8 +86,7 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Context, 
     let choice = body.get("tool_choice");
     let turn = chat::turn(shared, &messages, &tools, choice).map_err(|message| refuse(&message))?;
     let asked = fields::count(&body, "max_output_tokens").map(|asked| (asked - WITHHELD_TOKENS).max(0));
-    let max_new_tokens =
-        fields::check_length(shared, turn.prompt.len(), asked).map_err(|message| refuse(&message))?;
+    let max_new_tokens = fields::check_length(shared, turn.prompt.len(), asked).map_err(|message| refuse(&message))?;
     let header = parts.headers.get("x-data-parallel-rank").and_then(|rank| rank.to_str().ok());
     let rank = header.and_then(|rank| rank.trim().parse().ok()).or_else(|| fields::body_rank(&body));
     let rank = fields::rank(shared, rank).map_err(|message| refuse(&message))?;
@@ -218,7 +215,7 @@ fn call_item(id: &str, call_id: &str, name: &str, arguments: &str, status: &str)
 
 async fn whole(context: Context, mut live: Live) -> Response<Body> {
     let shared = &context.shared;
-    let mut parser = Pieces::new(&shared.config, context.tools);
+    let mut parser = Pieces::new(&shared.config, context.tools, &[]);
     let mut answer = Answer::default();
     let mut end = None;
     while let Some((_, event)) = live.next().await {
@@ -233,7 +230,6 @@ async fn whole(context: Context, mut live: Live) -> Response<Body> {
         return *error(&format!("{status}: {message}"), "invalid_request_error", Value::Null);
     }
     answer.add(parser.finish());
-    trim_stop(&mut answer.text, &end.reason);
     let mut output = Vec::new();
     if !answer.reasoning.is_empty() {
         output.push(reasoning_item(&format!("rs_{}", shared.new_id()), &answer.reasoning, "completed"));
@@ -266,7 +262,7 @@ struct Writer {
 
 /// Status, headers and the first two events go out at once.
 fn stream(context: Context, live: Live) -> Response<Body> {
-    let parser = Pieces::new(&context.shared.config, context.tools);
+    let parser = Pieces::new(&context.shared.config, context.tools, &[]);
     let mut writer = Writer { context, parser, sequence: 0, output: Vec::new(), open: None };
     let mut ready = VecDeque::new();
     for kind in ["response.created", "response.in_progress"] {

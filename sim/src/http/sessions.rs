@@ -17,7 +17,12 @@ const CLOSE: Endpoint = Endpoint { path: "/close_session", function: "close_sess
 const ABORT: Endpoint = Endpoint { path: "/abort_request", function: "abort_request", line: 1721 };
 
 /// The answer when fields of a control message are wrong: its class is named first.
-fn wrong(endpoint: Endpoint, class: &str, body: &Map<String, Value>, flaws: Vec<(&'static str, &str, &str)>) -> Response<Body> {
+fn wrong(
+    endpoint: Endpoint,
+    class: &str,
+    body: &Map<String, Value>,
+    flaws: Vec<(&'static str, &str, &str)>,
+) -> Response<Body> {
     let whole = Value::Object(body.clone());
     let instance = Flaw {
         kind: "is_instance_of",
@@ -28,11 +33,7 @@ fn wrong(endpoint: Endpoint, class: &str, body: &Map<String, Value>, flaws: Vec<
     };
     let others = flaws.into_iter().map(|(kind, field, message)| Flaw {
         kind,
-        place: vec![
-            repr_str("body"),
-            repr_str(&format!("function-after[build_struct(), {class}]")),
-            repr_str(field),
-        ],
+        place: vec![repr_str("body"), repr_str(&format!("function-after[build_struct(), {class}]")), repr_str(field)],
         message: message.to_owned(),
         input: repr(body.get(field).unwrap_or(&whole)),
         context: None,
@@ -42,7 +43,11 @@ fn wrong(endpoint: Endpoint, class: &str, body: &Map<String, Value>, flaws: Vec<
 }
 
 /// A flaw of a text field, if it has one.
-fn text_flaw(body: &Map<String, Value>, field: &'static str, required: bool) -> Option<(&'static str, &'static str, &'static str)> {
+fn text_flaw(
+    body: &Map<String, Value>,
+    field: &'static str,
+    required: bool,
+) -> Option<(&'static str, &'static str, &'static str)> {
     match body.get(field) {
         Some(Value::String(_)) => None,
         None if required => Some(("missing", field, "Field required")),

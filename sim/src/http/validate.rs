@@ -136,7 +136,11 @@ pub(super) fn object(endpoint: Endpoint, body: &[u8]) -> Result<Map<String, Valu
 }
 
 /// The body as an object, of the right content type.
-pub(super) fn typed_object(endpoint: Endpoint, headers: &HeaderMap, body: &[u8]) -> Result<Map<String, Value>, BodyError> {
+pub(super) fn typed_object(
+    endpoint: Endpoint,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Result<Map<String, Value>, BodyError> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     if essence != "application/json" {

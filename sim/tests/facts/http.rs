@@ -1,0 +1,303 @@
+//! HTTP: ids, fields, keys, connections, life and death.
+
+use crate::{
+    client::{Answer, Connection, get, parse, post, post_with, request_bytes},
+    until, worker,
+};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::time::Instant;
+use turnstile_sim::{Fault, FaultKind, SimFleet, SimWorker};
+
+fn chat(tokens: usize) -> Value {
+    json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, "ignore_eos": true})
+}
+
+fn with(mut body: Value, key: &str, value: Value) -> Value {
+    body[key] = value;
+    body
+}
+
+async fn ask(worker: &SimWorker, body: Value) -> Answer {
+    post(worker, "/v1/chat/completions", body).await
+}
+
+#[tokio::test]
+async fn a_live_rid_is_refused_and_a_finished_one_is_free_again() {
+    let worker = worker(|config| config.speed = 100.0).await;
+    let mut running = Connection::open(worker.addr()).await;
+    running.post("/v1/chat/completions", &with(with(chat(3000), "rid", json!("dup-1")), "stream", json!(true))).await;
+    running.read_until("data: ").await;
+    let twice = ask(&worker, with(chat(3), "rid", json!("dup-1"))).await;
+    assert_eq!((twice.status, twice.message().as_str()), (400, "Duplicate request ID detected: dup-1"));
+    let native = json!({"text": "x", "rid": "dup-1", "sampling_params": {"max_new_tokens": 2}});
+    let native = post(&worker, "/generate", native).await;
+    assert_eq!(native.json(), json!({"error": {"message": "Duplicate request ID detected: dup-1"}}));
+    drop(running);
+    until("the rid is free", async || ask(&worker, with(chat(3), "rid", json!("dup-1"))).await.status == 200).await;
+    // With several choices the rid is not used.
+    let two = ask(&worker, with(with(chat(3), "rid", json!("base")), "n", json!(2))).await.json();
+    assert_ne!(two["id"], "base");
+    assert_eq!(two["choices"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn no_header_comes_back_but_the_servers_own() {
+    let worker = worker(|_| ()).await;
+    let answer = post_with(&worker, "/v1/chat/completions", &[("x-request-id", "abc")], chat(2)).await;
+    let mut names: Vec<&str> = answer.headers.iter().map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["connection", "content-length", "content-type", "date", "server", "vary"]);
+    assert_eq!(answer.header("server"), Some("uvicorn"));
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed() {
+    let worker = worker(|config| config.keep_alive_s = 0.2).await;
+    let mut connection = Connection::open(worker.addr()).await;
+    connection.send(&request_bytes("GET", "/ready", &[], b"")).await;
+    connection.read_until("200 OK").await;
+    let before = Instant::now();
+    connection.read_to_end().await;
+    let waited = before.elapsed();
+    assert!(waited > Duration::from_millis(100) && waited < Duration::from_secs(5), "{waited:?}");
+}
+
+#[tokio::test]
+async fn a_connection_serves_one_request_after_another() {
+    let worker = worker(|_| ()).await;
+    let mut connection = Connection::open(worker.addr()).await;
+    for rid in ["one", "two", "three"] {
+        connection.post("/v1/chat/completions", &with(chat(2), "rid", json!(rid))).await;
+        connection.read_until(&format!("\"id\":\"{rid}\"")).await;
+    }
+}
+
+async fn long_stream(worker: &SimWorker) -> Connection {
+    let mut connection = Connection::open(worker.addr()).await;
+    connection.post("/v1/chat/completions", &with(chat(3000), "stream", json!(true))).await;
+    connection.read_until("data: ").await;
+    assert_eq!(worker.engine_requests(), 1);
+    connection
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_a_stream_ends_it() {
+    let worker = worker(|config| config.speed = 10.0).await;
+    drop(long_stream(&worker).await);
+    let before = Instant::now();
+    until("the engine is idle", async || worker.engine_requests() == 0).await;
+    assert!(before.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn a_half_close_ends_a_stream() {
+    let worker = worker(|config| config.speed = 10.0).await;
+    let mut connection = long_stream(&worker).await;
+    connection.half_close().await;
+    until("the engine is idle", async || worker.engine_requests() == 0).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_a_whole_answer_is_noticed_by_a_poll() {
+    let worker = worker(|config| config.speed = 10.0).await;
+    let mut connection = Connection::open(worker.addr()).await;
+    connection.post("/v1/chat/completions", &chat(3000)).await;
+    until("it runs", async || worker.engine_requests() == 1).await;
+    let left = Instant::now();
+    drop(connection);
+    until("the engine is idle", async || worker.engine_requests() == 0).await;
+    // Four seconds of the worker's time.
+    assert!(left.elapsed() >= Duration::from_millis(350), "{:?}", left.elapsed());
+}
+
+#[tokio::test]
+async fn a_health_probe_takes_a_second_and_ready_none() {
+    let worker = worker(|config| config.speed = 5.0).await;
+    let before = Instant::now();
+    assert_eq!(get(&worker, "/ready").await.status, 200);
+    assert!(before.elapsed() < Duration::from_millis(150));
+    assert_eq!(get(&worker, "/health").await.status, 200);
+    assert!(before.elapsed() >= Duration::from_millis(200));
+}
+
+#[tokio::test]
+async fn a_worker_that_starts_answers_the_probes_with_503() {
+    let worker = worker(|config| config.warmup_s = 300.0).await;
+    assert_eq!(get(&worker, "/ready").await.status, 503);
+    assert_eq!(get(&worker, "/health").await.status, 503);
+    assert_eq!(ask(&worker, chat(2)).await.status, 200);
+    until("it is warm", async || get(&worker, "/ready").await.status == 200).await;
+}
+
+#[tokio::test]
+async fn a_draining_worker_still_serves_and_then_ends() {
+    let mut worker = worker(|config| config.speed = 20.0).await;
+    let stream = long_stream(&worker).await;
+    worker.drain();
+    assert_eq!((get(&worker, "/ready").await.status, get(&worker, "/health").await.status), (503, 503));
+    assert_eq!(ask(&worker, chat(2)).await.status, 200);
+    let stream = parse(&stream.read_to_end_of_stream().await);
+    assert!(stream.text().contains("[DONE]"));
+    worker.died().await;
+}
+
+#[tokio::test]
+async fn the_keys_stand_in_the_server_info() {
+    let worker = worker(|config| {
+        config.api_key = Some("sk-user".to_owned());
+        config.admin_api_key = Some("sk-admin".to_owned());
+        config.enable_streaming_session = true;
+    })
+    .await;
+    let info = post_with(&worker, "/ping", &[], json!({})).await;
+    assert_eq!(info.status, 401);
+    let headers = [("Authorization", "Bearer sk-user")];
+    let info = crate::client::send(worker.addr(), "GET", "/server_info", &headers, b"").await.json();
+    assert_eq!((&info["api_key"], &info["admin_api_key"]), (&json!("sk-user"), &json!("sk-admin")));
+    assert_eq!(
+        (&info["version"], &info["frontend"], &info["dp_size"]),
+        (&json!("0.5.23"), &json!("python"), &json!(1))
+    );
+    assert_eq!(
+        (&info["enable_streaming_session"], &info["enable_session_radix_cache"], &info["enable_priority_scheduling"]),
+        (&json!(true), &json!(false), &json!(false))
+    );
+}
+
+#[tokio::test]
+async fn with_only_an_admin_key_the_ordinary_routes_are_open() {
+    let worker = worker(|config| config.admin_api_key = Some("sk-admin".to_owned())).await;
+    assert_eq!(ask(&worker, chat(2)).await.status, 200);
+    assert_eq!(get(&worker, "/server_info").await.json()["admin_api_key"], "sk-admin");
+    assert_eq!(get(&worker, "/flush_cache").await.status, 401);
+}
+
+#[tokio::test]
+async fn a_compressed_body_is_refused() {
+    let worker = worker(|_| ()).await;
+    let gzip = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0];
+    let headers = [("Content-Type", "application/json"), ("Content-Encoding", "gzip")];
+    let answer = crate::client::send(worker.addr(), "POST", "/v1/chat/completions", &headers, &gzip).await;
+    assert_eq!(answer.status, 400);
+    assert!(answer.message().contains("str is not valid UTF-8: surrogates not allowed"));
+}
+
+#[tokio::test]
+async fn the_rank_header_is_for_the_openai_endpoints() {
+    let worker = worker(|config| config.dp_size = 2).await;
+    let headers = [("X-Data-Parallel-Rank", "1")];
+    for _ in 0..2 {
+        let body = with(chat(2), "return_meta_info", json!(true));
+        let answer = post_with(&worker, "/v1/chat/completions", &headers, body).await.json();
+        assert_eq!(answer["choices"][0]["meta_info"]["dp_rank"], 1);
+    }
+    let mut ranks = Vec::new();
+    for _ in 0..2 {
+        let body = json!({"text": "x", "sampling_params": {"max_new_tokens": 2}});
+        let answer = post_with(&worker, "/generate", &headers, body).await.json();
+        ranks.push(answer["meta_info"]["dp_rank"].as_u64().unwrap());
+    }
+    ranks.sort_unstable();
+    assert_eq!(ranks, [0, 1], "there the ranks take turns");
+}
+
+#[tokio::test]
+async fn http_2_without_tls_works_too() {
+    let worker = worker(|_| ()).await;
+    let client = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
+    let url = format!("{}/v1/chat/completions", worker.url());
+    let answer = client.post(url).json(&chat(2)).send().await.unwrap();
+    assert_eq!((answer.version(), answer.status().as_u16()), (reqwest::Version::HTTP_2, 200));
+}
+
+#[tokio::test]
+async fn everything_received_is_recorded() {
+    let worker = worker(|_| ()).await;
+    post_with(&worker, "/v1/chat/completions?x=1", &[("x-mark", "m")], chat(2)).await;
+    let requests = worker.requests();
+    let request = requests.first().unwrap();
+    assert_eq!((request.path.as_str(), request.query.as_deref()), ("/v1/chat/completions", Some("x=1")));
+    assert_eq!(request.headers.get("x-mark").unwrap(), "m");
+    assert_eq!(request.json(), chat(2));
+}
+
+#[tokio::test]
+async fn a_killed_worker_cuts_everything_at_once() {
+    let worker = worker(|config| config.speed = 10.0).await;
+    let stream = long_stream(&worker).await;
+    worker.kill();
+    assert!(!parse(&stream.read_to_end().await).complete);
+    let addr = worker.addr();
+    worker.shutdown().await;
+    assert!(tokio::net::TcpStream::connect(addr).await.is_err());
+}
+
+#[tokio::test]
+async fn faults_happen_on_demand() {
+    let worker = worker(|_| ()).await;
+    worker.faults().add(Fault::once(FaultKind::Status(500, None)));
+    assert_eq!(ask(&worker, chat(2)).await.status, 500);
+    worker.faults().add(Fault::once(FaultKind::ErrorEvent(503, "busy".to_owned())));
+    let event = ask(&worker, with(chat(2), "stream", json!(true))).await;
+    assert_eq!((event.status, &event.json_events()[0]["error"]["message"]), (200, &json!("busy")));
+    worker.faults().add(Fault::once(FaultKind::CutAfterBytes(0)));
+    assert_eq!(ask(&worker, chat(2)).await.status, 0);
+    worker.faults().add(Fault::once(FaultKind::CutAfterBytes(300)));
+    let cut = ask(&worker, with(chat(9), "stream", json!(true))).await;
+    assert!(!cut.complete && cut.body.len() == 300, "{} {}", cut.complete, cut.body.len());
+    assert_eq!(ask(&worker, chat(2)).await.status, 200, "each fault hit once");
+    // Over HTTP, and for one path.
+    let fault = json!({"kind": "status", "status": 429, "path": "/v1/loads"});
+    assert_eq!(post(&worker, "/_sim/fault", fault).await.status, 200);
+    assert_eq!((get(&worker, "/v1/loads").await.status, ask(&worker, chat(2)).await.status), (429, 200));
+    crate::client::send(worker.addr(), "DELETE", "/_sim/fault", &[], b"").await;
+    assert_eq!(get(&worker, "/v1/loads").await.status, 200);
+    assert_eq!(post(&worker, "/_sim/fault", json!({"kind": "nonsense"})).await.status, 400);
+    post(&worker, "/_sim/fault", json!({"kind": "crash"})).await;
+    worker.died().await;
+}
+
+#[tokio::test]
+async fn a_hanging_worker_answers_nothing() {
+    let worker = worker(|_| ()).await;
+    worker.faults().add(Fault::once(FaultKind::Hang));
+    let hung = tokio::time::timeout(Duration::from_millis(200), ask(&worker, chat(2))).await;
+    assert!(hung.is_err());
+}
+
+#[tokio::test]
+async fn a_wedged_worker_looks_healthy() {
+    let worker = worker(|_| ()).await;
+    post(&worker, "/_sim/fault", json!({"kind": "wedge"})).await;
+    let mut stuck = Connection::open(worker.addr()).await;
+    stuck.post("/v1/chat/completions", &chat(2)).await;
+    until("it waits", async || worker.engine_requests() == 1).await;
+    assert_eq!((get(&worker, "/health").await.status, get(&worker, "/ready").await.status), (200, 200));
+    let load = get(&worker, "/v1/loads").await.json()["loads"][0].clone();
+    assert_eq!((&load["num_running_reqs"], &load["num_waiting_reqs"]), (&json!(0), &json!(1)));
+    post(&worker, "/_sim/fault", json!({"kind": "unwedge"})).await;
+    stuck.read_until("chat.completion").await;
+}
+
+#[tokio::test]
+async fn a_paused_worker_is_not_ready() {
+    let worker = worker(|_| ()).await;
+    assert_eq!(post(&worker, "/pause_generation", json!({})).await.status, 200);
+    assert_eq!((get(&worker, "/ready").await.status, get(&worker, "/ping").await.status), (503, 200));
+    assert_eq!(get(&worker, "/health").await.status, 503);
+    post(&worker, "/continue_generation", json!({})).await;
+    assert_eq!(get(&worker, "/ready").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_fleet_answers_alike() {
+    let fleet = SimFleet::start(3, 0, turnstile_sim::SimConfig { speed: 1000.0, ..Default::default() }).await.unwrap();
+    let mut texts = Vec::new();
+    for worker in fleet.workers() {
+        texts.push(ask(worker, chat(30)).await.json()["choices"][0]["message"]["content"].clone());
+    }
+    texts.dedup();
+    assert_eq!(texts.len(), 1);
+    fleet.shutdown().await;
+}
