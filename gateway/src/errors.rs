@@ -117,7 +117,9 @@ impl Kind {
         const BAD: &str = "invalid_request_error";
         match self {
             Kind::BadRequest => row(400, BAD, BAD, "bad_request", Blame::Client),
-            Kind::Unauthorized => row(401, "authentication_error", "authentication_error", "unauthorized", Blame::Client),
+            Kind::Unauthorized => {
+                row(401, "authentication_error", "authentication_error", "unauthorized", Blame::Client)
+            }
             Kind::NotFound => row(404, BAD, "not_found_error", "not_found", Blame::Client),
             Kind::MethodNotAllowed => row(405, BAD, BAD, "method_not_allowed", Blame::Client),
             Kind::ModelNotFound => row(404, BAD, "not_found_error", "model_not_found", Blame::Client),

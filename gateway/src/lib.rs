@@ -1,1 +1,40 @@
-//! Turnstile.
+//! Turnstile: an edge gateway for fleets of SGLang workers that serve agents.
+//!
+//! A request goes through the modules in this order: [`listen`] and [`edge`], [`exchange`] with [`filters`], understanding
+//! (in the fleet crate), [`admission`], [`placement`], [`forward`], and [`after`] with [`side`] for what follows the stream.
+
+#![forbid(unsafe_code)]
+
+pub mod access_log;
+pub mod admin;
+pub mod admission;
+pub mod after;
+pub mod builtin;
+pub mod cli;
+pub mod clock;
+pub mod commands;
+pub mod edge;
+pub mod errors;
+pub mod exchange;
+pub mod explain;
+pub mod filters;
+pub mod fleet_state;
+pub mod forward;
+pub mod gateway;
+pub mod generation;
+pub mod headers;
+pub mod listen;
+pub mod metrics;
+pub mod placement;
+pub mod policy;
+pub mod reload;
+pub mod request_body;
+pub mod request_id;
+pub mod respond;
+pub mod run;
+pub mod sessions;
+pub mod side;
+pub mod simulate;
+pub mod ticks;
+pub mod upstream;
+pub mod workers;

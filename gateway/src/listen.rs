@@ -3,8 +3,8 @@
 
 use parking_lot::Mutex;
 use pingora_core::apps::ServerApp;
-use pingora_core::protocols::{GetSocketDigest, SocketDigest, Stream};
 use pingora_core::protocols::l4::stream::Stream as L4Stream;
+use pingora_core::protocols::{GetSocketDigest, SocketDigest, Stream};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -38,15 +38,16 @@ impl Bound {
     }
 
     /// Accepts until `shutdown` turns true; then waits for the open connections at most `grace`.
-    pub async fn serve<A>(self, app: Arc<A>, mut shutdown: watch::Receiver<bool>, grace: Arc<Mutex<Duration>>)
+    pub async fn serve<A>(self, app: Arc<A>, shutdown: watch::Receiver<bool>, grace: Arc<Mutex<Duration>>)
     where
         A: ServerApp + Send + Sync + 'static,
     {
         let mut connections = JoinSet::new();
+        let mut stop = shutdown.clone();
         loop {
             tokio::select! {
                 biased;
-                _ = shutdown.wait_for(|stop| *stop) => break,
+                () = stopped(&mut stop) => break,
                 accepted = self.listener.accept() => match accepted {
                     Ok((socket, peer)) => {
                         let _ = socket.set_nodelay(true);
@@ -79,4 +80,9 @@ impl Bound {
             connections.abort_all();
         }
     }
+}
+
+async fn stopped(signal: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is a stop as well.
+    let _ = signal.wait_for(|stop| *stop).await;
 }

@@ -20,8 +20,6 @@ pub struct Target {
     pub authority: HeaderValue,
     /// `Authorization` for the worker, when the pool or worker has an API key.
     pub authorization: Option<HeaderValue>,
-    /// Put before every path; empty for most workers.
-    pub base_path: String,
 }
 
 /// Time limits of one connection.
@@ -49,7 +47,7 @@ impl Target {
         let shown = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() };
         let authority = HeaderValue::try_from(format!("{shown}:{}", address.port()))
             .unwrap_or_else(|_| HeaderValue::from_static("worker"));
-        Self { peer, authority, authorization: None, base_path: String::new() }
+        Self { peer, authority, authorization: None }
     }
 
     /// A request header for this worker with `Host`, authorization and framing set.
@@ -57,8 +55,7 @@ impl Target {
     /// # Errors
     /// When the path cannot stand in a request line.
     pub fn request(&self, method: &str, path: &str, body_len: Option<usize>) -> Result<RequestHeader, ExchangeError> {
-        let full = if self.base_path.is_empty() { path.to_owned() } else { format!("{}{path}", self.base_path) };
-        let mut header = RequestHeader::build(method, full.as_bytes(), Some(8)).map_err(ExchangeError::from)?;
+        let mut header = RequestHeader::build(method, path.as_bytes(), Some(8)).map_err(ExchangeError::from)?;
         header.insert_header("host", self.authority.clone()).map_err(ExchangeError::from)?;
         if let Some(authorization) = &self.authorization {
             header.insert_header("authorization", authorization.clone()).map_err(ExchangeError::from)?;

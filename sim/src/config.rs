@@ -79,6 +79,8 @@ pub struct SimConfig {
     pub seed: u64,
     /// Recorded requests kept; older ones are dropped.
     pub record_limit: usize,
+    /// Bytes of recorded bodies kept; the requests that hold the oldest are dropped.
+    pub record_bytes: usize,
 }
 
 impl Default for SimConfig {
@@ -115,6 +117,7 @@ impl Default for SimConfig {
             enable_header_overrides: false,
             seed: 0,
             record_limit: 10_000,
+            record_bytes: 64 << 20,
         }
     }
 }

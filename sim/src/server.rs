@@ -57,6 +57,21 @@ impl Recorded {
     }
 }
 
+/// The recorded requests and the bytes of their bodies.
+#[derive(Default)]
+struct Log {
+    requests: VecDeque<Recorded>,
+    bytes: usize,
+}
+
+impl Log {
+    fn drop_oldest(&mut self) {
+        if let Some(oldest) = self.requests.pop_front() {
+            self.bytes -= oldest.body.len();
+        }
+    }
+}
+
 /// What all connections of a worker share.
 pub(crate) struct Shared {
     pub(crate) config: Arc<SimConfig>,
@@ -66,7 +81,7 @@ pub(crate) struct Shared {
     pub(crate) started: Instant,
     pub(crate) draining: AtomicBool,
     pub(crate) paused: AtomicBool,
-    recorded: Mutex<VecDeque<Recorded>>,
+    recorded: Mutex<Log>,
     ids: AtomicU64,
     stop: watch::Sender<bool>,
 }
@@ -89,15 +104,13 @@ impl Shared {
     }
 
     pub(crate) fn recorded(&self) -> Vec<Recorded> {
-        self.recorded.lock().iter().cloned().collect()
+        self.recorded.lock().requests.iter().cloned().collect()
     }
 
     fn record(&self, parts: &hyper::http::request::Parts, body: &Bytes) {
-        let mut recorded = self.recorded.lock();
-        if recorded.len() >= self.config.record_limit {
-            recorded.pop_front();
-        }
-        recorded.push_back(Recorded {
+        let mut log = self.recorded.lock();
+        log.bytes += body.len();
+        log.requests.push_back(Recorded {
             method: parts.method.clone(),
             path: parts.uri.path().to_owned(),
             query: parts.uri.query().map(str::to_owned),
@@ -105,6 +118,12 @@ impl Shared {
             body: body.clone(),
             at_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
         });
+        while log.requests.len() > self.config.record_limit || log.bytes > self.config.record_bytes {
+            if log.requests.is_empty() {
+                break;
+            }
+            log.drop_oldest();
+        }
     }
 }
 
@@ -135,7 +154,7 @@ impl SimWorker {
             started: Instant::now(),
             draining: AtomicBool::new(false),
             paused: AtomicBool::new(false),
-            recorded: Mutex::new(VecDeque::new()),
+            recorded: Mutex::new(Log::default()),
             ids: AtomicU64::new(0),
             stop: watch::channel(false).0,
         });
@@ -169,10 +188,15 @@ impl SimWorker {
         &self.shared.config
     }
 
-    /// Everything received so far (up to `record_limit`), in the order in which the bodies were complete. Requests to
+    /// Everything received so far (up to `record_limit` and `record_bytes`), in the order in which the bodies were complete. Requests to
     /// `/_sim/` are not in it.
     pub fn requests(&self) -> Vec<Recorded> {
         self.shared.recorded()
+    }
+
+    /// Forgets what was received so far.
+    pub fn clear_requests(&self) {
+        *self.shared.recorded.lock() = Log::default();
     }
 
     /// The faults in force.

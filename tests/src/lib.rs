@@ -1,1 +1,3 @@
-//! Turnstile.
+//! What the end-to-end tests, the demo and the benchmark share.
+
+#![forbid(unsafe_code)]

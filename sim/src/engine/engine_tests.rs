@@ -160,3 +160,54 @@ fn a_retracted_session_turn_goes_on_where_it_was() {
     engine.close_session(10_000_000, "s");
     assert_eq!(engine.load().used_tokens, 0);
 }
+
+/// Submits one that runs and then others of these priorities; the order in which they end.
+fn order_of(priorities: &[Option<i64>], change: impl FnOnce(&mut SimConfig)) -> Vec<usize> {
+    let mut engine = engine(|config| {
+        config.max_running_requests = 1;
+        change(config);
+    });
+    let first = engine.submit(0, Request { priority: Some(i64::MAX), ..request(0, 20, 50) });
+    for (place, priority) in priorities.iter().enumerate() {
+        let start = u32::try_from(place + 1).unwrap() * 1000;
+        engine.submit(1000, Request { priority: *priority, ..request(start, 20, 5) });
+    }
+    let ends = run(&mut engine);
+    let places = ends.iter().filter(|(key, ..)| *key != first);
+    places.map(|(key, ..)| usize::try_from(key - first - 1).unwrap()).collect()
+}
+
+#[test]
+fn larger_priorities_run_first_ties_by_arrival_and_none_is_the_least() {
+    let priorities = [Some(1), None, Some(5), Some(5), Some(-3), Some(9)];
+    let by_priority = order_of(&priorities, |config| config.enable_priority_scheduling = true);
+    assert_eq!(by_priority, [5, 2, 3, 0, 4, 1]);
+    assert_eq!(order_of(&priorities, |_| ()), [0, 1, 2, 3, 4, 5], "without the scheduling, arrival alone counts");
+}
+
+#[test]
+fn more_than_ten_better_pushes_out_and_the_victim_goes_on() {
+    for (priority, retractions) in [(10, 0), (11, 1)] {
+        let mut engine = engine(|config| {
+            config.max_running_requests = 1;
+            config.enable_priority_scheduling = true;
+        });
+        let low = engine.submit(0, Request { priority: Some(0), ..request(0, 20, 400) });
+        engine.step(300_000);
+        engine.submit(300_000, Request { priority: Some(priority), ..request(1000, 20, 5) });
+        let ends = run(&mut engine);
+        let (.., end) = ends.iter().find(|(key, ..)| *key == low).unwrap();
+        assert_eq!((end.retractions, end.completion_tokens), (retractions, 400));
+        assert_eq!(ends[0].0 == low, retractions == 0);
+    }
+}
+
+#[test]
+fn the_first_that_does_not_fit_blocks_those_behind_it() {
+    let mut engine = engine(|config| config.max_running_requests = 8);
+    let running = engine.submit(0, request(0, 900, 300));
+    let big = engine.submit(0, request(5000, 1500, 5));
+    let small = engine.submit(0, request(9000, 20, 5));
+    let order: Vec<RequestKey> = run(&mut engine).iter().map(|(key, ..)| *key).collect();
+    assert_eq!(order, [running, big, small]);
+}

@@ -5,15 +5,17 @@ use crate::{
     until, worker,
 };
 use serde_json::{Value, json};
-use tokio::time::Instant;
-use turnstile_sim::{SimConfig, SimWorker};
+use turnstile_sim::SimWorker;
 
-/// One request runs, two may wait, and no second is too short to see.
-fn narrow(config: &mut SimConfig) {
-    config.max_running_requests = 1;
-    config.max_queued_requests = Some(2);
-    config.enable_priority_scheduling = true;
-    config.speed = 20.0;
+/// A worker whose engine stands still, so that all wait; two may.
+async fn standing() -> SimWorker {
+    let worker = worker(|config| {
+        config.max_queued_requests = Some(2);
+        config.enable_priority_scheduling = true;
+    })
+    .await;
+    post(&worker, "/_sim/fault", json!({"kind": "wedge"})).await;
+    worker
 }
 
 fn chat(rid: &str, tokens: usize, priority: Value) -> Value {
@@ -40,8 +42,7 @@ async fn answer(connection: Connection) -> Answer {
 
 #[tokio::test]
 async fn a_full_queue_refuses_the_newcomer_on_every_endpoint() {
-    let worker = worker(narrow).await;
-    let _running = sent(&worker, chat("run", 4000, json!(0))).await;
+    let worker = standing().await;
     let _waiting = [sent(&worker, chat("w1", 5, json!(1))).await, sent(&worker, chat("w2", 5, json!(1))).await];
     let full = "The request queue is full.";
     let refused = post(&worker, "/v1/chat/completions", chat("new", 5, json!(1))).await;
@@ -73,13 +74,12 @@ async fn a_full_queue_refuses_the_newcomer_on_every_endpoint() {
     let reason = json!({"type": "abort", "status_code": 503, "message": full});
     assert_eq!(stream.json_events()[0]["meta_info"]["finish_reason"], reason);
     let load = get(&worker, "/v1/loads?include=core").await.json()["loads"][0].clone();
-    assert_eq!(load["max_running_requests"], 1);
+    assert_eq!(load["num_waiting_reqs"], 2);
 }
 
 #[tokio::test]
 async fn a_better_newcomer_takes_the_worst_place_in_the_queue() {
-    let worker = worker(narrow).await;
-    let _running = sent(&worker, chat("run", 4000, json!(0))).await;
+    let worker = standing().await;
     let low = sent(&worker, chat("low", 5, json!(1))).await;
     let _mid = sent(&worker, chat("mid", 5, json!(5))).await;
     let mut high = Connection::open(worker.addr()).await;
@@ -87,69 +87,6 @@ async fn a_better_newcomer_takes_the_worst_place_in_the_queue() {
     let low = answer(low).await;
     let text = "The request is aborted by a higher priority request.";
     assert_eq!((low.status, low.message().as_str()), (503, text));
-}
-
-#[tokio::test]
-async fn larger_priorities_run_first_and_ties_by_arrival() {
-    let worker = worker(|config| {
-        narrow(config);
-        config.max_queued_requests = None;
-    })
-    .await;
-    let running = sent(&worker, chat("run", 100, json!(9))).await;
-    let mut waiting = Vec::new();
-    for (rid, priority) in [("a", 1), ("b", 5), ("c", 5), ("d", -3), ("e", 9)] {
-        waiting.push((rid, sent(&worker, chat(rid, 30, json!(priority))).await));
-    }
-    drop(answer(running).await);
-    let mut finished: Vec<(Instant, &str)> =
-        futures::future::join_all(waiting.into_iter().map(|(rid, connection)| async move {
-            assert_eq!(answer(connection).await.status, 200);
-            (Instant::now(), rid)
-        }))
-        .await;
-    finished.sort_unstable();
-    assert_eq!(finished.iter().map(|(_, rid)| *rid).collect::<Vec<_>>(), ["e", "b", "c", "a", "d"]);
-}
-
-#[tokio::test]
-async fn without_priority_scheduling_arrival_alone_counts() {
-    let worker = worker(|config| {
-        narrow(config);
-        config.max_queued_requests = None;
-        config.enable_priority_scheduling = false;
-    })
-    .await;
-    let _running = sent(&worker, chat("run", 60, json!(0))).await;
-    let first = sent(&worker, chat("first", 60, json!(0))).await;
-    let second = sent(&worker, chat("second", 5, json!(99))).await;
-    let (first, second) = tokio::join!(
-        async {
-            let answer = answer(first).await;
-            (answer.status, Instant::now())
-        },
-        async {
-            let answer = answer(second).await;
-            (answer.status, Instant::now())
-        }
-    );
-    assert_eq!((first.0, second.0), (200, 200));
-    assert!(first.1 < second.1);
-}
-
-#[tokio::test]
-async fn more_than_ten_better_pushes_out_and_the_victim_goes_on() {
-    for (priority, retractions) in [(10, 0), (11, 1)] {
-        let worker = worker(narrow).await;
-        let mut low = chat("low", 400, json!(0));
-        low["return_meta_info"] = json!(true);
-        let low = sent(&worker, low).await;
-        let high = post(&worker, "/v1/chat/completions", chat("high", 5, json!(priority))).await;
-        assert_eq!(high.status, 200);
-        let low = answer(low).await.json();
-        let meta = &low["choices"][0]["meta_info"];
-        assert_eq!((&meta["num_retractions"], &meta["completion_tokens"]), (&json!(retractions), &json!(400)));
-    }
 }
 
 #[tokio::test]
@@ -177,8 +114,7 @@ async fn the_override_headers_work_where_they_are_on() {
 
 #[tokio::test]
 async fn a_request_that_waits_can_be_aborted() {
-    let worker = worker(narrow).await;
-    let _running = sent(&worker, chat("run", 4000, json!(0))).await;
+    let worker = standing().await;
     let waiting = sent(&worker, chat("wait", 5, json!(0))).await;
     post(&worker, "/abort_request", json!({"rid": "wait"})).await;
     let answer = answer(waiting).await;

@@ -10,7 +10,7 @@ use turnstile_sim::{SimConfig, SimWorker};
 fn streaming(config: &mut SimConfig) {
     config.enable_streaming_session = true;
     config.max_running_requests = 8;
-    // Slow enough that a turn of 2000 tokens, 0.6 s, is still running when the next request comes.
+    // Slow enough that a turn of 3500 tokens, 1.1 s, is still running when the next request comes.
     config.speed = 20.0;
 }
 
@@ -101,7 +101,7 @@ async fn what_a_streaming_session_cannot_do_is_refused() {
 async fn a_second_turn_in_flight_is_refused_and_does_no_harm_alone() {
     let worker = worker(streaming).await;
     open(&worker, "s").await;
-    let first = long_turn(&worker, "s", "one", 2000).await;
+    let first = long_turn(&worker, "s", "one", 3500).await;
     let second = generate(&worker, "s", " two", 6).await;
     assert_eq!((second.status, second.message().as_str()), (400, ACTIVE));
     drop(first);
@@ -115,7 +115,7 @@ async fn a_third_turn_after_a_refused_one_ends_the_worker() {
     let worker = worker(streaming).await;
     open(&worker, "s").await;
     let other = Connection::open(worker.addr()).await;
-    let first = long_turn(&worker, "s", "one", 2000).await;
+    let first = long_turn(&worker, "s", "one", 3500).await;
     assert_eq!(generate(&worker, "s", " two", 6).await.status, 400);
     assert_eq!(generate(&worker, "s", " three", 6).await.status, 200, "it is let in");
     let cut = crate::client::parse(&first.read_to_end().await);
@@ -129,7 +129,7 @@ async fn a_third_turn_after_a_refused_one_ends_the_worker() {
 async fn a_close_after_a_refused_turn_ends_the_worker() {
     let worker = worker(streaming).await;
     open(&worker, "s").await;
-    let first = long_turn(&worker, "s", "one", 2000).await;
+    let first = long_turn(&worker, "s", "one", 3500).await;
     assert_eq!(generate(&worker, "s", " two", 6).await.status, 400);
     assert_eq!(post(&worker, "/close_session", json!({"session_id": "s"})).await.status, 200);
     assert!(!crate::client::parse(&first.read_to_end().await).complete);
@@ -144,7 +144,7 @@ async fn without_crash_mode_the_hazards_are_counted_instead() {
     })
     .await;
     open(&worker, "s").await;
-    let first = long_turn(&worker, "s", "one", 2000).await;
+    let first = long_turn(&worker, "s", "one", 3500).await;
     assert_eq!(generate(&worker, "s", " two", 6).await.message(), ACTIVE);
     assert_eq!(worker.hazards(), 0);
     assert_eq!(generate(&worker, "s", " three", 6).await.message(), ACTIVE);
@@ -159,7 +159,7 @@ async fn an_aborted_turn_is_forgotten_and_its_kv_no_longer_held() {
     open(&worker, "s").await;
     let first = generate(&worker, "s", "You are a helpful assistant.", 6).await;
     let context = number(&first, "prompt_tokens") + 6;
-    drop(long_turn(&worker, "s", " something long", 2000).await);
+    drop(long_turn(&worker, "s", " something long", 3500).await);
     until("the turn is given up", async || worker.engine_requests() == 0).await;
     assert_eq!(load(&worker).await["num_used_tokens"], 0);
     let next = generate(&worker, "s", " then", 6).await;
@@ -171,7 +171,7 @@ async fn an_aborted_turn_is_forgotten_and_its_kv_no_longer_held() {
 async fn abort_by_rid_answers_with_what_there_is() {
     let worker = worker(streaming).await;
     open(&worker, "s").await;
-    let mut body = turn("s", "one", 2000);
+    let mut body = turn("s", "one", 3500);
     body["rid"] = json!("turn-1");
     let (answer, ()) = tokio::join!(post(&worker, "/generate", body), async {
         until("it runs", async || worker.engine_requests() == 1).await;
@@ -186,7 +186,7 @@ async fn abort_by_rid_answers_with_what_there_is() {
 async fn a_close_in_flight_waits_for_the_turn() {
     let worker = worker(streaming).await;
     open(&worker, "s").await;
-    let first = long_turn(&worker, "s", "one", 2000).await;
+    let first = long_turn(&worker, "s", "one", 3500).await;
     assert_eq!(post(&worker, "/close_session", json!({"session_id": "s"})).await.status, 200);
     let refused = generate(&worker, "s", " two", 6).await;
     assert_eq!(refused.message(), "Invalid request: close was requested for session s");

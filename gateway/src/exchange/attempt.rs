@@ -1,0 +1,421 @@
+//! One attempt on one worker, from the open of its session to the end of its answer.
+
+use super::session_turn::{Sent, SessionTurn};
+use super::turn::{TurnInProgress, answer, left};
+use super::{Connection, Exchange};
+use crate::after;
+use crate::errors::{Kind, Refusal};
+use crate::filters::FilterVerdict;
+use crate::forward::AttemptFault;
+use crate::forward::open::{Opened, Outgoing, Watch, open};
+use crate::forward::relay::{Ending, LateHeaders, RelayLimits, Relayed, ResponseFilter, relay};
+use crate::forward::request::{Framing, for_client, for_worker};
+use crate::placement::{self, Placed};
+use crate::request_id::random_hex;
+use crate::upstream::Target;
+use crate::workers::Worker;
+use bytes::Bytes;
+use pingora_core::protocols::http::ServerSession;
+use pingora_http::{RequestHeader, ResponseHeader};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use turnstile_fleet::decision::EnginePriority;
+use turnstile_fleet::observe::{Observation, Observer};
+use turnstile_fleet::route::Route;
+use turnstile_fleet::session::{SessionMode, TurnEnd, Usage};
+use turnstile_fleet::turn::{Turn, UpstreamPlan};
+
+/// What came of an attempt.
+pub(super) enum Attempted {
+    /// The client has its answer, or as much of it as there was.
+    Answered(Connection),
+    /// Nothing reached the client.
+    Again(AttemptFault),
+    /// The worker no longer knows the turn's engine session.
+    SessionGone,
+}
+
+pub(super) struct Attempt<'a, 'b> {
+    progress: &'a mut TurnInProgress<'b>,
+    placed: Placed,
+    number: u32,
+    session: SessionTurn,
+}
+
+impl<'a, 'b> Attempt<'a, 'b> {
+    pub fn new(progress: &'a mut TurnInProgress<'b>, mut placed: Placed, number: u32) -> Self {
+        let fleet = &progress.gateway.fleet;
+        let timeout = fleet.settings().side_timeout;
+        let lease = placed.lease.take();
+        let session = SessionTurn::new(Arc::clone(&fleet.sessions), Arc::clone(&fleet.side), lease, timeout);
+        Self { progress, placed, number, session }
+    }
+
+    pub async fn run(mut self, client: &mut ServerSession) -> Result<Attempted, Refusal> {
+        let Some(worker) = self.placed.flight.worker().cloned() else {
+            return Err(Refusal::new(Kind::Internal, "the worker is gone"));
+        };
+        let Some(target) = worker.target() else {
+            let fault = AttemptFault::Connect { reason: "the worker's address is not known".into(), timeout: false };
+            return Ok(Attempted::Again(fault));
+        };
+        self.session.open(&worker).await;
+        self.note(&worker);
+
+        let turn = Arc::clone(&self.progress.turn);
+        let config = Arc::clone(&self.progress.exchange.generation.config);
+        let rid = engine_rid(&turn);
+        let facts = worker.facts();
+        let usage_unasked = facts.is_some_and(|f| f.stream_response_default_include_usage);
+        let lease = self.session.lease();
+        let tag = lease.filter(|l| l.mode == SessionMode::Tag).and_then(|l| l.engine_id.clone());
+        let stream_id = lease.filter(|l| l.mode == SessionMode::Stream).and_then(|l| l.engine_id.clone());
+        let rank = lease.and_then(|l| l.rank);
+        let priority = match self.placed.decision.engine_priority {
+            Some(EnginePriority::Send(p)) if worker.with_model(|m| m.capabilities.priority) => Some(p),
+            _ => None,
+        };
+        self.progress.exchange.record.engine_priority = priority.filter(|_| turn.route.takes_priority());
+        let plan = UpstreamPlan {
+            rid: rid.as_deref(),
+            priority,
+            session_id: tag.as_deref(),
+            session_params_id: stream_id.as_deref(),
+            dp_rank: rank,
+            ask_usage: turn.route.generates() && !usage_unasked,
+        };
+        let body = turn.upstream_body(&plan);
+        let wants_prefill = after::wants_prefill(&self.progress.exchange.generation, &turn, &self.placed.decision);
+        let watch = turn.route.generates().then(|| {
+            let mut options = turn.observe_options(&plan, wants_prefill);
+            options.max_body_bytes = config.limits.response_observe_bytes.as_usize();
+            options.max_reply_bytes = options.max_reply_bytes.min(config.prefill.max_body_bytes.as_usize());
+            Watch { route: turn.route, options }
+        });
+        let header = self.header(&target, &turn, body.len())?;
+        self.progress.exchange.record.rid.clone_from(&rid);
+        self.session.sent(Sent { worker: Arc::clone(&worker), rid: rid.clone() });
+        let started = Instant::now();
+        let outgoing = Outgoing {
+            target: &target,
+            header,
+            body,
+            first_byte: Duration::from_secs(config.timeouts.first_byte_s),
+            write: Duration::from_secs(config.timeouts.first_byte_s.min(60)),
+        };
+        let opened = match open(&self.progress.gateway.fleet.upstream, client, outgoing, watch.as_ref()).await {
+            Ok(opened) => opened,
+            Err(fault) => return self.failed(&worker, fault),
+        };
+        self.placed.flight.first_byte();
+        self.answered(client, &worker, &target, opened, started, &plan).await
+    }
+
+    fn header(&self, target: &Target, turn: &Turn, len: usize) -> Result<RequestHeader, Refusal> {
+        let exchange = &self.progress.exchange;
+        let head = &self.progress.facts.head;
+        let internal = |e: Box<pingora_core::Error>| Refusal::new(Kind::Internal, crate::upstream::describe(&e));
+        for_worker(&head.headers, target, turn.route.worker_path(), len, &exchange.record.request_id).map_err(internal)
+    }
+
+    fn note(&mut self, worker: &Worker) {
+        let record = &mut self.progress.exchange.record;
+        let decision = &self.placed.decision;
+        record.worker = Some(Arc::clone(&worker.id));
+        record.predicted_cached = Some(self.placed.predicted_cached);
+        let why = placement::reason_label(decision, self.number);
+        record.reason = Some(decision.route.reason.clone().unwrap_or_else(|| why.to_owned()));
+        record.candidates = std::mem::take(&mut self.placed.considered);
+        self.progress.gateway.metrics.decisions.with_label_values(&[&*worker.id, why]).inc();
+        match self.session.lease() {
+            Some(lease) => {
+                record.session_mode = Some(lease.mode.name());
+                record.rank = lease.rank;
+                record.session_note = match (lease.degraded, lease.context_lost) {
+                    (Some(why), _) => Some(format!("degraded: {why:?}").to_lowercase()),
+                    (None, true) => Some("context lost: the engine session is a new one".into()),
+                    (None, false) => None,
+                };
+            }
+            None => {
+                record.session_mode = None;
+                record.session_note = self.placed.no_session.map(|why| format!("{why:?}").to_lowercase());
+            }
+        }
+    }
+
+    /// Nothing reached the client.
+    fn failed(mut self, worker: &Worker, fault: AttemptFault) -> Result<Attempted, Refusal> {
+        let label = fault.label();
+        self.progress.gateway.metrics.attempts.with_label_values(&[&*worker.id, label]).inc();
+        tracing::debug!(worker = %worker.id, label, reason = %fault.reason(), "attempt failed");
+        let streaming = self.session.lease().is_some_and(|l| l.mode == SessionMode::Stream);
+        match &fault {
+            AttemptFault::ClientGone => {
+                self.session.abort();
+                return Err(left());
+            }
+            AttemptFault::Timeout(_) | AttemptFault::Broken { .. } => self.session.abort(),
+            AttemptFault::Connect { .. } => self.session.end(TurnEnd::NotServed),
+            AttemptFault::Status { status: 400, body, .. } if streaming && says_session_gone(body) => {
+                self.session.end(TurnEnd::EngineGone);
+                return Ok(Attempted::SessionGone);
+            }
+            AttemptFault::Event { message, .. } if streaming && says_session_gone(message.as_bytes()) => {
+                self.session.end(TurnEnd::EngineGone);
+                return Ok(Attempted::SessionGone);
+            }
+            AttemptFault::Status { .. } | AttemptFault::Event { .. } => self.session.end(TurnEnd::NotServed),
+        }
+        Ok(Attempted::Again(fault))
+    }
+
+    /// The worker's answer has begun.
+    async fn answered(
+        mut self,
+        client: &mut ServerSession,
+        worker: &Arc<Worker>,
+        target: &Target,
+        mut opened: Opened,
+        started: Instant,
+        plan: &UpstreamPlan<'_>,
+    ) -> Result<Attempted, Refusal> {
+        let exchange = &mut *self.progress.exchange;
+        let ttft_ms = exchange.arrived.elapsed().as_secs_f64() * 1e3;
+        let worker_ttft_ms = started.elapsed().as_secs_f64() * 1e3;
+        exchange.record.ttft_ms = Some(ttft_ms);
+        let exact = opened.observer.as_ref().is_none_or(|o| !o.may_change_length()) && self.progress.filters.is_none();
+        let framing = Framing::of(client.req_header().version);
+        let internal = |e: Box<pingora_core::Error>| Refusal::new(Kind::Internal, crate::upstream::describe(&e));
+        let mut head = for_client(&opened.head, &exchange.record.request_id, framing, exact).map_err(internal)?;
+        if let Some(note) = exchange.record.session_note.as_deref().filter(|n| n.starts_with("context lost")) {
+            head.insert_header("x-turnstile-session-note", note).map_err(internal)?;
+        }
+        if exchange.explain {
+            explain(&mut head, exchange).map_err(internal)?;
+        }
+        if let Some(filters) = &mut self.progress.filters {
+            match filters.response_headers(&mut head).await {
+                FilterVerdict::Go => {}
+                FilterVerdict::Answer(response) => {
+                    self.session.abort();
+                    return answer(client, self.progress.exchange, &response).await.map(Attempted::Answered);
+                }
+                FilterVerdict::Failed(refusal) => {
+                    self.session.abort();
+                    return Err(refusal);
+                }
+            }
+        }
+        let exchange = &mut *self.progress.exchange;
+        exchange.record.status = head.status.as_u16();
+        let explains = exchange.explain;
+        let mut late = move |observer: &Observer, head: &mut ResponseHeader| {
+            if explains && let Some(cached) = observer.observation().usage.cached_tokens {
+                // The value is a number, which always fits a header.
+                let _ = head.insert_header("x-turnstile-cached-tokens", cached.to_string());
+            }
+        };
+        let late: &mut LateHeaders<'_> = &mut late;
+        let config = &exchange.generation.config;
+        let total = Duration::from_secs(config.timeouts.total_s);
+        let limits = RelayLimits {
+            between: Duration::from_secs(config.timeouts.between_bytes_s),
+            total: total.saturating_sub(exchange.arrived.elapsed()),
+        };
+        let mut filter: Option<Box<dyn ResponseFilter + '_>> = match &mut self.progress.filters {
+            Some(filters) => Some(Box::new(filters.response_body())),
+            None => None,
+        };
+        let relayed = relay(client, &mut opened, head, &mut filter, late, limits).await;
+        drop(filter);
+        self.ended(worker, target, opened, &relayed, worker_ttft_ms, started, plan).await
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    async fn ended(
+        mut self,
+        worker: &Arc<Worker>,
+        target: &Target,
+        mut opened: Opened,
+        relayed: &Relayed,
+        worker_ttft_ms: f64,
+        started: Instant,
+        plan: &UpstreamPlan<'_>,
+    ) -> Result<Attempted, Refusal> {
+        let observation = opened.observer.as_ref().map(|o| o.observation().clone()).unwrap_or_default();
+        let gateway = Arc::clone(self.progress.gateway);
+        let record = &mut self.progress.exchange.record;
+        let (end, label) = match &relayed.ending {
+            Ending::Finished => ("finished", "ok"),
+            Ending::Cut(_) => ("cut", "cut"),
+            Ending::ClientGone => ("client_gone", "client_gone"),
+            Ending::Timeout(_) => ("timeout", "timeout"),
+        };
+        record.end = end;
+        gateway.metrics.attempts.with_label_values(&[&*worker.id, label]).inc();
+        record.prompt_tokens = observation.usage.prompt_tokens;
+        record.completion_tokens = observation.usage.completion_tokens;
+        record.cached_tokens = observation.usage.cached_tokens;
+        record.finish_reason.clone_from(&observation.finish_reason);
+        record.tools.clone_from(&observation.tool_calls);
+        match &relayed.ending {
+            Ending::Finished => {
+                let whole = matches!(observation.error, None) && observation.finish_reason.as_deref() != Some("abort");
+                gateway.fleet.upstream.release(target, opened.session).await;
+                let usage = usage_of(&observation);
+                after::learn(
+                    &gateway,
+                    &self.progress.turn,
+                    worker,
+                    &self.placed,
+                    &observation,
+                    worker_ttft_ms,
+                    started,
+                    record,
+                );
+                // The decision to warm is taken before the session may be closed by this very turn.
+                let reply = opened.observer.as_mut().and_then(Observer::take_reply);
+                if whole {
+                    self.session_finished(usage, reply, worker, plan);
+                } else {
+                    self.session.end(TurnEnd::Finished(usage));
+                }
+                Ok(Attempted::Answered(Connection::Keep))
+            }
+            Ending::ClientGone => {
+                record.status = 499;
+                opened.session.shutdown().await;
+                self.session.abort();
+                Ok(Attempted::Answered(Connection::Cut))
+            }
+            Ending::Cut(reason) | Ending::Timeout(reason) => {
+                opened.session.shutdown().await;
+                self.session.abort();
+                if relayed.committed {
+                    tracing::warn!(worker = %worker.id, %reason, "answer broke off");
+                    record.faults.push(reason.clone());
+                    return Ok(Attempted::Answered(Connection::Cut));
+                }
+                let reason = reason.clone();
+                Ok(Attempted::Again(match &relayed.ending {
+                    Ending::Timeout(_) => AttemptFault::Timeout(reason),
+                    _ => AttemptFault::Broken { reason, answered: true },
+                }))
+            }
+        }
+    }
+
+    fn session_finished(
+        &mut self,
+        usage: Option<Usage>,
+        reply: Option<turnstile_fleet::reply::Reply>,
+        worker: &Arc<Worker>,
+        plan: &UpstreamPlan<'_>,
+    ) {
+        let progress = &mut *self.progress;
+        let key = self.session.lease().map(|l| l.key);
+        let streaming = self.session.lease().is_some_and(|l| l.mode == SessionMode::Stream);
+        self.session.end(TurnEnd::Finished(usage));
+        let generation = &progress.exchange.generation;
+        let outcome = after::prefill(
+            progress.gateway,
+            generation,
+            &after::Finished {
+                turn: &progress.turn,
+                decision: &self.placed.decision,
+                reply: reply.as_ref(),
+                worker,
+                key,
+                streaming,
+                plan,
+            },
+        );
+        progress.exchange.record.prefill = outcome;
+    }
+}
+
+/// The engine's id of this attempt. A batch or several answers get none: the engine wants a list there, or ignores it.
+fn engine_rid(turn: &Turn) -> Option<String> {
+    turn.route.takes_rid()?;
+    let batch = ["text", "prompt", "input_ids", "input"].iter().any(|key| {
+        turn.members.raw(key).is_some_and(|raw| {
+            let mut after = raw.iter().filter(|b| !b.is_ascii_whitespace());
+            let (first, second) = (after.next(), after.next());
+            first == Some(&b'[') && !second.is_some_and(u8::is_ascii_digit) && *key != "input"
+        })
+    });
+    if batch || turn.n > 1 {
+        return None;
+    }
+    let prefix = if turn.route == Route::Responses { "resp_" } else { "" };
+    Some(format!("{prefix}{}", random_hex()))
+}
+
+/// The texts by which 0.5.23 says that a streaming session is not there (any more).
+fn says_session_gone(body: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(body);
+    text.contains("does not exist") && text.contains("session") || text.contains("close was requested for session")
+}
+
+fn usage_of(observation: &Observation) -> Option<Usage> {
+    let usage = &observation.usage;
+    Some(Usage {
+        prompt_tokens: usage.prompt_tokens?,
+        completion_tokens: usage.completion_tokens.unwrap_or(0),
+        cached_tokens: usage.cached_tokens.unwrap_or(0),
+    })
+}
+
+fn explain(head: &mut ResponseHeader, exchange: &Exchange) -> pingora_core::Result<()> {
+    let record = &exchange.record;
+    if let Some(worker) = &record.worker {
+        head.insert_header("x-turnstile-worker", &**worker)?;
+    }
+    if let Some(reason) = &record.reason {
+        let shown: String = reason.chars().filter(|c| (' '..='~').contains(c)).collect();
+        head.insert_header("x-turnstile-reason", shown)?;
+    }
+    head.insert_header("x-turnstile-queue-wait-ms", record.queue_ms.to_string())?;
+    if let Some(predicted) = record.predicted_cached {
+        head.insert_header("x-turnstile-cached-estimate", predicted.to_string())?;
+    }
+    head.insert_header("x-turnstile-session", record.session_mode.unwrap_or("none"))?;
+    head.insert_header("x-turnstile-generation", record.generation.to_string())?;
+    Ok(())
+}
+
+/// No worker is left to try: relays the last one's own error, or says what happened.
+pub(super) async fn give_up(
+    exchange: &mut Exchange,
+    client: &mut ServerSession,
+    fault: AttemptFault,
+) -> Result<Connection, Refusal> {
+    let reason = fault.reason();
+    let (head, body) = match fault {
+        AttemptFault::Status { head, body, .. } => (head, body),
+        AttemptFault::Event { head, seen, .. } => (head, Bytes::from(seen.concat())),
+        AttemptFault::Timeout(_) | AttemptFault::Connect { timeout: true, .. } => {
+            return Err(Refusal::new(Kind::UpstreamTimeout, format!("the worker did not answer: {reason}")));
+        }
+        AttemptFault::Connect { .. } | AttemptFault::Broken { .. } => {
+            return Err(
+                Refusal::new(Kind::Upstream, format!("no worker could be reached: {reason}")).with_retry_after(1)
+            );
+        }
+        AttemptFault::ClientGone => return Err(left()),
+    };
+    let framing = Framing::of(client.req_header().version);
+    let gone = |_| left();
+    let mut answer = for_client(&head, &exchange.record.request_id, framing, false).map_err(gone)?;
+    answer.remove_header(&http::header::TRANSFER_ENCODING);
+    answer.insert_header(http::header::CONTENT_LENGTH, body.len().to_string()).map_err(gone)?;
+    if matches!(answer.status.as_u16(), 429 | 503) && !answer.headers.contains_key("retry-after") {
+        answer.insert_header("retry-after", "1").map_err(gone)?;
+    }
+    exchange.record.status = answer.status.as_u16();
+    exchange.record.end = "worker_error";
+    client.write_response_header(Box::new(answer)).await.map_err(gone)?;
+    client.write_response_body(body, true).await.map_err(gone)?;
+    Ok(Connection::Keep)
+}

@@ -1,0 +1,184 @@
+//! One request, from its head to its end. The stages stand in the order in which a request meets them.
+
+mod attempt;
+mod local;
+mod record;
+mod session_turn;
+mod turn;
+
+pub use record::Record;
+
+use crate::clock::unix_ms;
+use crate::errors::{Kind, Refusal};
+use crate::gateway::Gateway;
+use crate::generation::Generation;
+use crate::request_id;
+use crate::respond::send_refusal;
+use http::Method;
+use pingora_core::protocols::http::ServerSession;
+use std::sync::Arc;
+use std::time::Instant;
+use turnstile_fleet::route::{Protocol, Route};
+
+/// How an exchange left the client's connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Connection {
+    /// The answer is whole; another request may follow.
+    Keep,
+    /// The answer broke off or never began: the connection has to end.
+    Cut,
+}
+
+/// What all stages of one request share.
+pub struct Exchange {
+    /// The generation it began with.
+    pub generation: Arc<Generation>,
+    /// Its record.
+    pub record: Record,
+    /// When its head was there.
+    pub arrived: Instant,
+    /// It may see how it was decided.
+    pub explain: bool,
+}
+
+/// Serves one request.
+pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connection {
+    let generation = gateway.generation.load_full();
+    let arrived = Instant::now();
+    let head = client.req_header();
+    let own_id = generation.config.logging.accept_request_id.then(|| client.get_header("x-request-id")).flatten();
+    let request_id = request_id::choose(own_id.map(|v| v.as_bytes()));
+    let path = head.uri.path();
+    let route = Route::from_path(path);
+    let explain = generation.config.logging.explain_headers
+        && client.get_header("x-turnstile-explain").is_some_and(|v| v.as_bytes() == b"1");
+    let label = route.map_or("local", Route::name);
+    let mut exchange = Exchange {
+        record: Record {
+            ts: unix_ms(),
+            request_id,
+            generation: generation.number,
+            route: label,
+            end: "refused",
+            ..Record::default()
+        },
+        generation,
+        arrived,
+        explain,
+    };
+    client.set_pipelining_enabled(true);
+    let Some(route) = route else {
+        return local::serve(gateway, client, &exchange.record.request_id).await;
+    };
+
+    gateway.metrics.in_progress.with_label_values(&[label]).inc();
+    let progress = InProgress { gateway: Arc::clone(gateway), label };
+    let served = match check(gateway, client, &exchange.generation) {
+        Ok(()) => turn::serve(gateway, client, route, &mut exchange).await,
+        Err(refusal) => Err(refusal),
+    };
+    let connection = match served {
+        Ok(connection) => connection,
+        Err(refusal) => refuse(gateway, client, route.protocol(), refusal, &mut exchange).await,
+    };
+    drop(progress);
+    finish(gateway, &mut exchange);
+    connection
+}
+
+/// What can be refused before the body is read.
+fn check(gateway: &Gateway, client: &ServerSession, generation: &Generation) -> Result<(), Refusal> {
+    let head = client.req_header();
+    if head.method != Method::POST {
+        return Err(Refusal::new(Kind::MethodNotAllowed, format!("{} takes POST only", head.uri.path())));
+    }
+    let limit = generation.config.limits.header_bytes.as_usize();
+    let size: usize = head.headers.iter().map(|(n, v)| n.as_str().len() + v.len()).sum();
+    if size > limit {
+        return Err(Refusal::new(
+            Kind::HeaderTooLarge,
+            format!("the request headers are larger than limits.header_bytes = {limit} bytes"),
+        ));
+    }
+    if gateway.is_stopping() {
+        return Err(Refusal::new(Kind::Draining, "this gateway is shutting down").with_retry_after(1));
+    }
+    Ok(())
+}
+
+async fn refuse(
+    gateway: &Gateway,
+    client: &mut ServerSession,
+    protocol: Protocol,
+    refusal: Refusal,
+    exchange: &mut Exchange,
+) -> Connection {
+    let code = refusal.kind.row().code;
+    gateway.metrics.refusals.with_label_values(&[code]).inc();
+    exchange.record.status = refusal.status();
+    exchange.record.error = Some(code);
+    if refusal.kind == Kind::ClientGone {
+        exchange.record.end = "client_gone";
+        return Connection::Cut;
+    }
+    // A body that was not read to its end makes the connection useless.
+    let close = !client.is_body_done();
+    match send_refusal(client, &refusal, protocol, &exchange.record.request_id, close).await {
+        Ok(()) if !close => Connection::Keep,
+        _ => Connection::Cut,
+    }
+}
+
+fn finish(gateway: &Gateway, exchange: &mut Exchange) {
+    let record = &mut exchange.record;
+    let elapsed = exchange.arrived.elapsed();
+    record.total_ms = elapsed.as_secs_f64() * 1e3;
+    let pool = record.pool.as_deref().unwrap_or("");
+    let status = status_label(record.status);
+    gateway.metrics.requests.with_label_values(&[record.route, pool, status]).inc();
+    gateway.metrics.duration.with_label_values(&[record.route, pool]).observe(elapsed.as_secs_f64());
+    if let Some(ttft) = record.ttft_ms {
+        gateway.metrics.ttft.with_label_values(&[record.route, pool]).observe(ttft / 1e3);
+    }
+    if gateway.log.is_on() {
+        gateway.log.line(record.line());
+    }
+}
+
+/// Statuses as labels: a worker may answer any number, a metric may not.
+fn status_label(status: u16) -> &'static str {
+    match status {
+        200 => "200",
+        400 => "400",
+        401 => "401",
+        403 => "403",
+        404 => "404",
+        405 => "405",
+        408 => "408",
+        409 => "409",
+        413 => "413",
+        429 => "429",
+        431 => "431",
+        499 => "499",
+        500 => "500",
+        502 => "502",
+        503 => "503",
+        504 => "504",
+        201..=299 => "2xx",
+        300..=399 => "3xx",
+        402..=499 => "4xx",
+        501..=599 => "5xx",
+        _ => "other",
+    }
+}
+
+struct InProgress {
+    gateway: Arc<Gateway>,
+    label: &'static str,
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        self.gateway.metrics.in_progress.with_label_values(&[self.label]).dec();
+    }
+}

@@ -1,0 +1,402 @@
+//! One turn: body, filters, understanding, admission, then attempts on workers until one answers.
+
+use super::attempt::{Attempt, Attempted};
+use super::{Connection, Exchange};
+use crate::admission::{Permit, Refused, Wish};
+use crate::clock::now_ms;
+use crate::errors::{Kind, Refusal};
+use crate::filters::{FilterRun, FilterVerdict};
+use crate::forward::{AttemptFault, client_gone};
+use crate::gateway::Gateway;
+use crate::generation::PoolRuntime;
+use crate::placement::{self, NoPlace, Placed, Request};
+use crate::policy::{EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
+use crate::request_body;
+use bytes::Bytes;
+use pingora_core::protocols::http::ServerSession;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use turnstile_config::{Busy as BusyOption, Phase};
+use turnstile_fleet::decision::{Candidates, Decision, RouteInput, decide};
+use turnstile_fleet::hints::SessionAction as AskedAction;
+use turnstile_fleet::ids::WorkerId;
+use turnstile_fleet::route::Route;
+use turnstile_fleet::session::SessionAction;
+use turnstile_fleet::turn::{Turn, understand};
+use turnstile_plugins::LocalResponse;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// A turn on its way.
+pub(super) struct TurnInProgress<'a> {
+    pub gateway: &'a Arc<Gateway>,
+    pub exchange: &'a mut Exchange,
+    pub turn: Arc<Turn>,
+    pub facts: Arc<TurnFacts>,
+    pub policies: TurnPolicies,
+    pub filters: Option<FilterRun>,
+    pub pool: usize,
+    pub action: SessionAction,
+}
+
+pub(super) async fn serve(
+    gateway: &Arc<Gateway>,
+    client: &mut ServerSession,
+    route: Route,
+    exchange: &mut Exchange,
+) -> Result<Connection, Refusal> {
+    let generation = Arc::clone(&exchange.generation);
+    client.set_write_timeout(Some(Duration::from_secs(generation.config.timeouts.client_write_s)));
+    let mut body = request_body::read(client, generation.body).await?;
+    let mut head = request_head(client, &exchange.record.request_id);
+    let mut route = route;
+    let mut filters = None;
+    if generation.has_filters {
+        let mut run = FilterRun::new(gateway, &generation, head.clone(), body);
+        match run.request().await {
+            FilterVerdict::Go => {}
+            FilterVerdict::Answer(response) => return answer(client, exchange, &response).await,
+            FilterVerdict::Failed(refusal) => return Err(refusal),
+        }
+        (head, body) = run.changed_request();
+        let path = String::from_utf8_lossy(&head.path).into_owned();
+        route = Route::from_path(path.split('?').next().unwrap_or_default())
+            .ok_or_else(|| Refusal::new(Kind::NotFound, "a filter rewrote the path to one that is not served"))?;
+        filters = Some(run);
+    }
+    let turn = match understand(route, &head.headers, body, &generation.understand) {
+        Ok(turn) => Arc::new(turn),
+        Err(error) => {
+            let refusal = Refusal::new(Kind::BadRequest, error.message);
+            return Err(if error.field.is_empty() { refusal } else { refusal.with_param(error.field) });
+        }
+    };
+    note_turn(gateway, exchange, &turn);
+    let Some(pool) = generation
+        .pools
+        .iter()
+        .position(|p| generation.pool_for(turn.model.as_deref()).is_some_and(|found| found.index == p.index))
+    else {
+        let model = turn.model.as_deref().unwrap_or_default();
+        let shown: String = model.chars().take(128).collect();
+        return Err(
+            Refusal::new(Kind::ModelNotFound, format!("the model {shown:?} does not exist")).with_param("model")
+        );
+    };
+    let Some(runtime) = generation.pools.get(pool) else {
+        return Err(Refusal::new(Kind::Internal, "the pool is gone"));
+    };
+    exchange.record.pool = Some(Arc::clone(&runtime.name));
+
+    let action = match turn.control.action {
+        Some(AskedAction::Bind) => SessionAction::Bind,
+        Some(AskedAction::Open) => SessionAction::Open,
+        Some(AskedAction::Close) => SessionAction::Close,
+        None if turn.identity.session_final => SessionAction::Close,
+        None => SessionAction::None,
+    };
+    let session = turn.identity.session.as_ref().and_then(|s| gateway.fleet.sessions.view(s.key));
+    if let Some(key) = turn.identity.session.as_ref().map(|s| s.key) {
+        // The real turn is here: warming it any longer only gets in its way.
+        gateway.prefills.cancel(key);
+    }
+    let prompt_tokens = turn.prompt_tokens(gateway.fleet.bytes_per_token(&runtime.name));
+    exchange.record.prompt_estimate = Some(prompt_tokens);
+    let number = session.as_ref().map_or(1, |s| s.turns.saturating_add(s.in_flight).saturating_add(1));
+    if turn.identity.session.is_some() {
+        exchange.record.turn = Some(number);
+    }
+    if action != SessionAction::None {
+        exchange.record.action = Some(action.name());
+    }
+    let facts = Arc::new(TurnFacts { turn: Arc::clone(&turn), prompt_tokens, action, number, head });
+    let env = PolicyEnv::new(Arc::clone(&facts), session, Arc::clone(&gateway.store));
+    let policies =
+        TurnPolicies::new(Arc::clone(&generation.chain), env, gateway.next_shard(), Arc::clone(&gateway.metrics));
+    let mut progress = TurnInProgress { gateway, exchange, turn, facts, policies, filters, pool, action };
+    let served = progress.run(client).await;
+    progress.finish(&served);
+    served
+}
+
+fn request_head(client: &ServerSession, request_id: &str) -> RequestHead {
+    let head = client.req_header();
+    let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
+    let authority = head.headers.get("host").map(|h| Bytes::copy_from_slice(h.as_bytes()));
+    let authority = authority.or_else(|| head.uri.authority().map(|a| Bytes::copy_from_slice(a.as_str().as_bytes())));
+    RequestHead {
+        method: head.method.clone(),
+        path: Bytes::copy_from_slice(path.as_bytes()),
+        authority: authority.unwrap_or_default(),
+        headers: Arc::new(head.headers.clone()),
+        request_id: Arc::from(request_id),
+        peer: client.client_addr().and_then(|a| a.as_inet().copied()),
+        protocol: if client.is_http2() { "HTTP/2" } else { "HTTP/1.1" },
+        arrived: SystemTime::now(),
+    }
+}
+
+fn note_turn(gateway: &Gateway, exchange: &mut Exchange, turn: &Turn) {
+    let record = &mut exchange.record;
+    record.model = turn.model.as_deref().map(|m| m.chars().take(128).collect());
+    record.stream = turn.stream;
+    record.body_bytes = turn.body.len();
+    record.tenant = Some(turn.identity.tenant.to_string());
+    record.session = turn.identity.session.as_ref().map(|s| s.key.to_string());
+    record.tree = turn.identity.tree.as_ref().map(|s| s.key.to_string());
+    record.agent = Some(turn.identity.agent.name());
+    record.identity = Some(turn.identity.source.name());
+    record.priority = turn.hints.priority.map(i64::from);
+    if turn.unknown_hint_keys.count > 0 {
+        let count = u64::from(turn.unknown_hint_keys.count);
+        gateway.metrics.ignored_hints.with_label_values(&["unknown_key"]).inc_by(count);
+    }
+    if turn.malformed_headers > 0 {
+        let count = u64::from(turn.malformed_headers);
+        gateway.metrics.ignored_hints.with_label_values(&["bad_header"]).inc_by(count);
+    }
+}
+
+/// Writes what a plugin answered.
+pub(super) async fn answer(
+    client: &mut ServerSession,
+    exchange: &mut Exchange,
+    response: &LocalResponse,
+) -> Result<Connection, Refusal> {
+    exchange.record.status = response.status;
+    exchange.record.end = "plugin_answer";
+    exchange.record.reason = Some(response.details.clone());
+    let gone = |_| Refusal::new(Kind::ClientGone, "the client left");
+    let mut head =
+        pingora_http::ResponseHeader::build(response.status, Some(response.headers.len() + 2)).map_err(gone)?;
+    for (name, value) in &response.headers {
+        head.append_header(name.clone(), value.clone()).map_err(gone)?;
+    }
+    head.insert_header("content-length", response.body.len().to_string()).map_err(gone)?;
+    head.insert_header("x-request-id", exchange.record.request_id.as_str()).map_err(gone)?;
+    client.write_response_header(Box::new(head)).await.map_err(gone)?;
+    client.write_response_body(response.body.clone(), true).await.map_err(gone)?;
+    Ok(Connection::Keep)
+}
+
+impl TurnInProgress<'_> {
+    fn pool(&self) -> Result<&PoolRuntime, Refusal> {
+        self.exchange.generation.pools.get(self.pool).ok_or_else(|| Refusal::new(Kind::Internal, "the pool is gone"))
+    }
+
+    async fn run(&mut self, client: &mut ServerSession) -> Result<Connection, Refusal> {
+        let generation = Arc::clone(&self.exchange.generation);
+        let wish = match self.admit(&generation)? {
+            Ok(wish) => wish,
+            Err(response) => return answer(client, self.exchange, &response).await,
+        };
+        let attempts = generation.config.retry.attempts;
+        let mut excluded: Vec<WorkerId> = Vec::new();
+        let mut last: Option<AttemptFault> = None;
+        let mut permit: Option<Permit> = None;
+        let mut attempt = 0;
+        while attempt < attempts {
+            self.exchange.record.attempts = attempt + 1;
+            let placed = match self.place(client, &wish, attempt, &excluded, last.as_ref(), &mut permit).await? {
+                Ok(placed) => placed,
+                Err(NoPlace::NoWorker) => break,
+                Err(NoPlace::Answer(_, response)) => return answer(client, self.exchange, &response).await,
+                Err(NoPlace::Closed(fault)) => {
+                    return Err(Refusal::new(Kind::Plugin, format!("the policy {} failed", fault.plugin)));
+                }
+                Err(NoPlace::Busy(why)) => {
+                    return Err(Refusal::new(Kind::SessionBusy, format!("the session is busy ({why:?})")));
+                }
+            };
+            // From here the worker's own count holds the place.
+            permit = None;
+            let worker = placed.flight.worker().map(|w| w.index);
+            match Attempt::new(self, placed, attempt).run(client).await? {
+                Attempted::Answered(connection) => return Ok(connection),
+                Attempted::Again(fault) => {
+                    self.exchange.record.faults.push(fault.reason());
+                    if !fault.retryable() {
+                        last = Some(fault);
+                        break;
+                    }
+                    excluded.extend(worker);
+                    last = Some(fault);
+                }
+                Attempted::SessionGone => {
+                    // The engine no longer knows the session: begin it anew, on whichever worker is best.
+                    self.exchange.record.faults.push("engine session gone".into());
+                }
+            }
+            attempt += 1;
+            if attempt < attempts {
+                let shift = attempt.saturating_sub(1).min(10);
+                tokio::time::sleep(Duration::from_millis(generation.config.retry.backoff_ms << shift)).await;
+            }
+        }
+        match last {
+            Some(fault) => super::attempt::give_up(self.exchange, client, fault).await,
+            None => Err(Refusal::new(Kind::NoWorker, "no worker is ready").with_retry_after(2)),
+        }
+    }
+
+    /// Runs the admit-phase policies and makes the wish for the queue.
+    fn admit(
+        &mut self,
+        generation: &Arc<crate::generation::Generation>,
+    ) -> Result<Result<Wish, Box<LocalResponse>>, Refusal> {
+        let input = RouteInput {
+            candidates: Candidates::new(&[], &[]),
+            prompt_tokens: self.facts.prompt_tokens,
+            affinity_hash: self.turn.prefix.affinity_hash,
+            bound: None,
+            excluded: &[],
+        };
+        let session = placement::session_input(&self.turn, self.action, false, generation.max_ttl_ms);
+        let builtin: Arc<Decision> =
+            Arc::new(decide(&input, &placement::order_input(&self.turn), &session, &generation.decide));
+        self.policies.env.set_builtin(Arc::clone(&builtin));
+        match self.policies.run(Phase::Admit, &builtin) {
+            Verdict::Go => {}
+            Verdict::Answer { response, .. } => return Ok(Err(response)),
+            Verdict::Closed(fault) => {
+                return Err(Refusal::new(Kind::Plugin, format!("the policy {} failed", fault.plugin)));
+            }
+        }
+        let queue = &self.policies.env.decision.queue;
+        let limit = generation.decide.max_head_start_ms;
+        let identity = &self.turn.identity;
+        let flow = match queue.flow.as_deref().or(builtin.queue.flow.as_deref()) {
+            Some(text) => xxh3_64(text.as_bytes()) ^ identity.tenant.0,
+            None => identity.tenant.0,
+        };
+        let max_wait = generation.config.admission.max_wait_ms;
+        Ok(Ok(Wish {
+            pool: self.pool()?.index,
+            tier: queue.tier.or(builtin.queue.tier).unwrap_or(0),
+            head_start_ms: queue.head_start_ms.or(builtin.queue.head_start_ms).unwrap_or(0).clamp(-limit, limit),
+            flow,
+            uncached_tokens: self.facts.prompt_tokens,
+            bytes: self.turn.body.len() as u64,
+            max_wait_ms: queue.deadline_ms.map_or(max_wait, |d| d.min(max_wait)),
+            pinned: None,
+        }))
+    }
+
+    /// Waits for the session and for room, then places the turn.
+    async fn place(
+        &mut self,
+        client: &mut ServerSession,
+        wish: &Wish,
+        attempt: u32,
+        excluded: &[WorkerId],
+        last: Option<&AttemptFault>,
+        permit: &mut Option<Permit>,
+    ) -> Result<Result<Placed, NoPlace>, Refusal> {
+        let generation = Arc::clone(&self.exchange.generation);
+        let sessions = &generation.config.sessions;
+        let wait_until = now_ms().saturating_add(sessions.busy_wait_ms);
+        loop {
+            let changed = self.gateway.fleet.sessions.changed();
+            tokio::pin!(changed);
+            // Registered before the table is asked, so that no change between the two is missed.
+            changed.as_mut().enable();
+            let (pinned, busy) = placement::pinned(&self.gateway.fleet, &self.turn);
+            let mut why = None;
+            if !busy {
+                if permit.is_none() {
+                    *permit = Some(self.enter(client, Wish { pinned, ..*wish }).await?);
+                }
+                let request = Request {
+                    turn: &self.turn,
+                    prompt_tokens: self.facts.prompt_tokens,
+                    action: self.action,
+                    excluded,
+                    attempt,
+                    last_error: last.map(AttemptFault::reason),
+                };
+                let Some(pool) = generation.pools.get(self.pool) else {
+                    return Err(Refusal::new(Kind::Internal, "the pool is gone"));
+                };
+                match placement::place(&self.gateway.fleet, &generation, pool, &request, &mut self.policies) {
+                    Err(NoPlace::Busy(cause)) => why = Some(cause),
+                    placed => return Ok(placed),
+                }
+                // Somebody else may use the place while this turn waits for its session.
+                *permit = None;
+            }
+            let now = now_ms();
+            if sessions.busy == BusyOption::Refuse || now >= wait_until {
+                let cause = why.map_or_else(|| "another turn of it is running".to_owned(), |w| format!("{w:?}"));
+                let refusal = Refusal::new(Kind::SessionBusy, format!("the session is busy: {cause}"));
+                return Err(refusal.with_retry_after(1));
+            }
+            let left = Duration::from_millis(wait_until - now);
+            tokio::select! {
+                () = changed => {}
+                () = tokio::time::sleep(left) => {}
+                () = client_gone(client) => return Err(Refusal::new(Kind::ClientGone, "the client left")),
+            }
+            self.exchange.record.session_wait_ms += now_ms().saturating_sub(now);
+        }
+    }
+
+    async fn enter(&mut self, client: &mut ServerSession, wish: Wish) -> Result<Permit, Refusal> {
+        let admission = Arc::clone(&self.gateway.fleet.admission);
+        let entered = tokio::select! {
+            biased;
+            entered = admission.enter(wish) => entered,
+            () = client_gone(client) => return Err(Refusal::new(Kind::ClientGone, "the client left")),
+        };
+        let status = self.exchange.generation.config.admission.overload_status.code();
+        match entered {
+            Ok(permit) => {
+                if let Some(waited) = permit.waited_ms {
+                    self.exchange.record.queue_ms += waited;
+                    let pool = self.pool()?.name.clone();
+                    self.gateway.metrics.queue_wait.with_label_values(&[&*pool]).observe(waited as f64 / 1e3);
+                }
+                Ok(permit)
+            }
+            Err(Refused::Full { why, retry_after_s }) => {
+                Err(Refusal::new(Kind::QueueFull, format!("the queue is full: {why}"))
+                    .with_status(status)
+                    .with_retry_after(retry_after_s))
+            }
+            Err(Refused::Expired { retry_after_s }) => {
+                self.exchange.record.queue_ms += wish.max_wait_ms;
+                Err(Refusal::new(Kind::QueueTimeout, format!("no worker had room within {} ms", wish.max_wait_ms))
+                    .with_status(status)
+                    .with_retry_after(retry_after_s))
+            }
+        }
+    }
+
+    /// Tells the policies how it ended, and the log what they said.
+    fn finish(&mut self, served: &Result<Connection, Refusal>) {
+        let record = &mut self.exchange.record;
+        let status = match served {
+            Ok(_) => record.status,
+            Err(refusal) => refusal.status(),
+        };
+        self.policies.env.finish(EndFacts {
+            worker: record.worker.clone(),
+            status,
+            prompt_tokens: record.prompt_tokens,
+            completion_tokens: record.completion_tokens,
+            cached_tokens: record.cached_tokens,
+            ttft_ms: record.ttft_ms,
+            finish_reason: record.finish_reason.clone(),
+        });
+        self.policies.finish();
+        if let Some(filters) = &mut self.filters {
+            filters.finish();
+        }
+        record.failed_policies = std::mem::take(&mut self.policies.failed);
+        record.notes = std::mem::take(&mut self.policies.env.decision.log);
+        record.events = std::mem::take(&mut self.policies.env.events);
+    }
+}
+
+/// A refusal that says the client left, for callers that only know that.
+pub(super) fn left() -> Refusal {
+    Refusal::new(Kind::ClientGone, "the client left")
+}

@@ -1,0 +1,231 @@
+//! What is known of the fleet, for the life of the process: workers, prefix index, sessions, queue. Generations come and
+//! go above it.
+
+use crate::admission::{Admission, Room};
+use crate::metrics::Metrics;
+use crate::sessions::SessionTable;
+use crate::side::SideRequests;
+use crate::upstream::Upstream;
+use crate::workers::{ProbeOptions, Worker, WorkerEvents, Workers};
+use arc_swap::ArcSwap;
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use turnstile_fleet::ids::WorkerId;
+use turnstile_fleet::index::PrefixIndex;
+use turnstile_fleet::queue::QueueOptions;
+use turnstile_fleet::session::{Held, SessionOptions};
+use turnstile_fleet::worker::LimitOptions;
+
+/// Weight of one turn in the learned bytes per token.
+const BYTES_PER_TOKEN_WEIGHT: f64 = 0.05;
+
+/// The fleet.
+pub struct Fleet {
+    /// Workers.
+    pub workers: Arc<Workers>,
+    /// Who has which prompt blocks.
+    pub index: Mutex<PrefixIndex>,
+    /// Sessions.
+    pub sessions: Arc<SessionTable>,
+    /// The queue.
+    pub admission: Arc<Admission>,
+    /// Side requests.
+    pub side: Arc<SideRequests>,
+    /// Connections.
+    pub upstream: Arc<Upstream>,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    view: Arc<FleetView>,
+    /// Learned bytes of prompt per token, by pool name.
+    bytes_per_token: Mutex<HashMap<Arc<str>, f64>>,
+}
+
+/// The present configuration of the fleet, for code that runs between requests.
+pub struct FleetView {
+    workers: Arc<Workers>,
+    settings: ArcSwap<FleetSettings>,
+}
+
+/// What a generation says about the fleet.
+#[derive(Clone)]
+pub struct FleetSettings {
+    /// Workers of each pool, by pool index.
+    pub pools: Vec<(Arc<str>, Vec<Arc<Worker>>)>,
+    /// When a worker counts as full.
+    pub limits: LimitOptions,
+    /// Probe timing.
+    pub probe: ProbeOptions,
+    /// Bytes of a block.
+    pub block_bytes: usize,
+    /// Most blocks of a worker.
+    pub index_blocks: usize,
+    /// First guess.
+    pub bytes_per_token: f64,
+    /// Queue bounds.
+    pub queue: QueueOptions,
+    /// Session bounds.
+    pub sessions: SessionOptions,
+    /// Time for a side request.
+    pub side_timeout: Duration,
+}
+
+impl Room for FleetView {
+    fn free(&self, pool: u32, pinned: Option<WorkerId>) -> u32 {
+        let settings = self.settings.load();
+        if let Some(worker) = pinned {
+            // Its row is held by its session already, so only the worker's own answer counts.
+            return match self.workers.get(worker) {
+                Some(worker) => free_places(&worker, Held::default(), &settings.limits),
+                None => u32::MAX,
+            };
+        }
+        let Some((_, workers)) = settings.pools.get(pool as usize) else { return u32::MAX };
+        let mut any = false;
+        let mut free = 0u32;
+        for worker in workers {
+            if worker.state() == turnstile_fleet::worker::WorkerState::Ready {
+                any = true;
+                free = free.saturating_add(free_places(worker, Held::default(), &settings.limits));
+            }
+        }
+        // Without a ready worker there is nothing to wait for: placement refuses the turn at once.
+        if any { free } else { u32::MAX }
+    }
+}
+
+fn free_places(worker: &Worker, held: Held, limits: &LimitOptions) -> u32 {
+    let view = worker.view(held.idle_rows);
+    if view.at_limit(limits) {
+        return 0;
+    }
+    match view.limit {
+        Some(limit) => limit.saturating_sub(view.in_flight),
+        None => {
+            let rows = if view.max_running == 0 { limits.default_limit } else { view.max_running };
+            rows.saturating_sub(view.held_rows).saturating_sub(view.occupancy())
+        }
+    }
+}
+
+impl Fleet {
+    /// A fleet with nothing in it.
+    pub fn new(metrics: Arc<Metrics>, settings: FleetSettings, side_queue: usize) -> Self {
+        let workers = Arc::new(Workers::default());
+        let upstream = Arc::new(Upstream::default());
+        let side = Arc::new(SideRequests::start(Arc::clone(&upstream), Arc::clone(&metrics), side_queue));
+        let sessions = Arc::new(SessionTable::new(
+            settings.sessions,
+            Arc::clone(&workers),
+            Arc::clone(&upstream),
+            Arc::clone(&side),
+            Arc::clone(&metrics),
+        ));
+        let index = Mutex::new(PrefixIndex::new(settings.index_blocks));
+        let queue = settings.queue;
+        let view = Arc::new(FleetView { workers: Arc::clone(&workers), settings: ArcSwap::from_pointee(settings) });
+        let room: Arc<dyn Room> = view.clone();
+        let admission = Arc::new(Admission::new(queue, room, Arc::clone(&metrics)));
+        Self {
+            workers,
+            index,
+            sessions,
+            admission,
+            side,
+            upstream,
+            metrics,
+            view,
+            bytes_per_token: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// Takes over what a new generation says.
+    pub fn configure(self: &Arc<Self>, settings: FleetSettings) {
+        self.sessions.configure(settings.sessions, settings.side_timeout);
+        let names = settings.pools.iter().map(|(name, _)| Arc::clone(name)).collect();
+        let queue = settings.queue;
+        self.view.settings.store(Arc::new(settings));
+        self.admission.configure(queue, names);
+        self.admission.dispatch();
+    }
+
+    /// The present settings.
+    pub fn settings(&self) -> Arc<FleetSettings> {
+        self.view.settings.load_full()
+    }
+
+    /// Starts the probe of a new worker.
+    pub fn watch(self: &Arc<Self>, worker: Arc<Worker>) {
+        let events: Arc<dyn WorkerEvents> = Arc::clone(self) as Arc<dyn WorkerEvents>;
+        let upstream = Arc::clone(&self.upstream);
+        tokio::spawn(crate::workers::probe(worker, upstream, events));
+    }
+
+    /// A worker that is no longer configured.
+    pub fn forget(&self, worker: &Arc<Worker>) {
+        self.sessions.worker_lost(worker.index);
+        self.index.lock().forget(worker.index);
+        for state in ["starting", "ready", "unhealthy", "draining"] {
+            let _ = self.metrics.worker_state.remove_label_values(&[&*worker.id, state]);
+        }
+    }
+
+    /// Bytes of prompt per token in a pool, as learned.
+    pub fn bytes_per_token(&self, pool: &Arc<str>) -> f64 {
+        self.bytes_per_token.lock().get(pool).copied().unwrap_or_else(|| self.settings().bytes_per_token)
+    }
+
+    /// A worker told how many tokens a prompt of so many bytes has.
+    pub fn learn_bytes_per_token(&self, pool: &Arc<str>, bytes: usize, tokens: u64) {
+        // Template and tool preamble weigh too much in a tiny prompt.
+        if tokens < 32 {
+            return;
+        }
+        let sample = (bytes as f64 / tokens as f64).clamp(0.25, 64.0);
+        let first = self.settings().bytes_per_token;
+        let mut map = self.bytes_per_token.lock();
+        let value = map.entry(Arc::clone(pool)).or_insert(first);
+        *value += BYTES_PER_TOKEN_WEIGHT * (sample - *value);
+    }
+
+    fn set_index_capacity(&self, worker: &Arc<Worker>) {
+        let settings = self.settings();
+        let pool = worker.settings().pool;
+        let capacity = worker.with_model(|m| m.load().kv_capacity_tokens);
+        let blocks = PrefixIndex::capacity_for(
+            capacity,
+            self.bytes_per_token(&pool),
+            settings.block_bytes,
+            settings.index_blocks,
+        );
+        self.index.lock().set_capacity(worker.index, blocks);
+    }
+}
+
+impl WorkerEvents for Fleet {
+    fn ready(&self, worker: &Arc<Worker>) {
+        self.set_index_capacity(worker);
+        self.admission.dispatch();
+    }
+
+    fn unhealthy(&self, worker: &Arc<Worker>, _reason: &str) {
+        self.sessions.worker_lost(worker.index);
+        self.admission.dispatch();
+    }
+
+    fn restarted(&self, worker: &Arc<Worker>) {
+        self.index.lock().forget(worker.index);
+        self.set_index_capacity(worker);
+        self.sessions.worker_restarted(worker.index);
+    }
+
+    fn room(&self, worker: &Arc<Worker>) {
+        let _ = worker;
+        self.admission.dispatch();
+    }
+
+    fn options(&self) -> ProbeOptions {
+        self.settings().probe
+    }
+}

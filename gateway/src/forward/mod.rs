@@ -1,0 +1,114 @@
+//! The forwarding leg: our own, on pingora's connector, inside `request_filter`.
+//!
+//! pingora's native path replays a body that was read in `request_filter` only from a 64 KiB buffer; agents send
+//! megabytes. This leg takes a body of any size, retries while nothing has reached the client, and can wait between
+//! chunks. What it must do itself: watch the client, frame the answer, strip hop-by-hop headers, keep the timeouts.
+
+pub mod open;
+pub mod relay;
+pub mod request;
+
+use bytes::Bytes;
+use pingora_core::protocols::http::ServerSession;
+use pingora_http::ResponseHeader;
+
+/// Why an attempt failed before anything reached the client.
+#[derive(Debug)]
+pub enum AttemptFault {
+    /// No connection.
+    Connect {
+        /// What the system said.
+        reason: String,
+        /// It took longer than `timeouts.connect_ms`.
+        timeout: bool,
+    },
+    /// The worker was silent too long.
+    Timeout(String),
+    /// The connection broke.
+    Broken {
+        /// What the system said.
+        reason: String,
+        /// Some of an answer had arrived.
+        answered: bool,
+    },
+    /// A status outside 2xx.
+    Status {
+        /// The status.
+        status: u16,
+        /// The head, to be relayed when no other worker is tried.
+        head: Box<ResponseHeader>,
+        /// The body.
+        body: Bytes,
+    },
+    /// A stream whose first event is an error.
+    Event {
+        /// The status the event tells, or 500.
+        status: u16,
+        /// Its text.
+        message: String,
+        /// The head of the stream.
+        head: Box<ResponseHeader>,
+        /// What was read, to be relayed when no other worker is tried.
+        seen: Vec<Bytes>,
+    },
+    /// The client left.
+    ClientGone,
+}
+
+impl AttemptFault {
+    /// The label of `turnstile_attempts_total`.
+    pub fn label(&self) -> &'static str {
+        match self {
+            AttemptFault::Connect { .. } => "connect",
+            AttemptFault::Timeout(_) => "timeout",
+            AttemptFault::Broken { .. } => "broken",
+            AttemptFault::Status { status: 429 | 503, .. } | AttemptFault::Event { status: 429 | 503, .. } => {
+                "overloaded"
+            }
+            AttemptFault::Status { status: 500.., .. } => "status_5xx",
+            AttemptFault::Status { .. } => "status_4xx",
+            AttemptFault::Event { .. } => "error_event",
+            AttemptFault::ClientGone => "client_gone",
+        }
+    }
+
+    /// True when another worker may be tried: the worker failed or is full. A 4xx says something about the request and
+    /// would be the same elsewhere; a timeout may still be running and is not repeated.
+    pub fn retryable(&self) -> bool {
+        match self {
+            AttemptFault::Connect { .. } | AttemptFault::Broken { .. } => true,
+            AttemptFault::Status { status, .. } | AttemptFault::Event { status, .. } => {
+                *status >= 500 || *status == 429
+            }
+            AttemptFault::Timeout(_) | AttemptFault::ClientGone => false,
+        }
+    }
+
+    /// True when the fault tells that the worker itself is in trouble; a full queue is backpressure, a 4xx the client's.
+    pub fn blames_worker(&self) -> bool {
+        match self {
+            AttemptFault::Connect { .. } | AttemptFault::Broken { .. } | AttemptFault::Timeout(_) => true,
+            AttemptFault::Status { status, .. } | AttemptFault::Event { status, .. } => {
+                *status >= 500 && *status != 503
+            }
+            AttemptFault::ClientGone => false,
+        }
+    }
+
+    /// A few words for logs and for the `last_error` fact.
+    pub fn reason(&self) -> String {
+        match self {
+            AttemptFault::Connect { reason, .. } | AttemptFault::Broken { reason, .. } => reason.clone(),
+            AttemptFault::Timeout(reason) => reason.clone(),
+            AttemptFault::Status { status, .. } => format!("status {status}"),
+            AttemptFault::Event { status, message, .. } => format!("error event {status}: {message}"),
+            AttemptFault::ClientGone => "client gone".into(),
+        }
+    }
+}
+
+/// Resolves when the client has closed its side. Bytes of a pipelined next request are kept by pingora and do not count.
+pub async fn client_gone(client: &mut ServerSession) {
+    // After the end of the request body this read yields only an error or, for HTTP/2, the end of the stream.
+    let _ = client.read_body_or_idle(true).await;
+}

@@ -1,0 +1,187 @@
+//! One attempt on one worker: connect, send, and wait until the answer has really begun.
+//!
+//! SGLang reports errors inside 200 streams, so a stream counts as begun only with its first event; up to then the
+//! attempt can still be given to another worker.
+
+use super::{AttemptFault, client_gone};
+use crate::upstream::{Target, Upstream, describe};
+use bytes::{Bytes, BytesMut};
+use pingora_core::ErrorType;
+use pingora_core::protocols::http::ServerSession;
+use pingora_core::protocols::http::client::HttpSession;
+use pingora_http::{RequestHeader, ResponseHeader};
+use std::time::Duration;
+use turnstile_fleet::observe::{FirstEvent, ObserveOptions, Observer};
+use turnstile_fleet::route::Route;
+
+/// The most of an error answer that is read.
+const ERROR_BODY_LIMIT: usize = 256 * 1024;
+
+/// What goes to the worker.
+pub struct Outgoing<'a> {
+    /// Where to.
+    pub target: &'a Target,
+    /// Request line and headers, framing included.
+    pub header: RequestHeader,
+    /// The body.
+    pub body: Bytes,
+    /// The longest wait for the first byte, and then for the first event.
+    pub first_byte: Duration,
+    /// The longest time one write may block.
+    pub write: Duration,
+}
+
+/// An answer that has begun.
+pub struct Opened {
+    /// The connection it comes from.
+    pub session: HttpSession,
+    /// Its head.
+    pub head: ResponseHeader,
+    /// What watches it.
+    pub observer: Option<Observer>,
+    /// What has been read and observed so far, ready for the client.
+    pub pending: Vec<Bytes>,
+    /// The answer has been read to its end.
+    pub ended: bool,
+}
+
+/// How to watch the answer, once it is known whether it is a stream.
+pub struct Watch {
+    /// The route asked.
+    pub route: Route,
+    /// What to take out and what to gather.
+    pub options: ObserveOptions,
+}
+
+struct Begun {
+    head: ResponseHeader,
+    observer: Option<Observer>,
+    pending: Vec<Bytes>,
+    ended: bool,
+}
+
+/// Sends the request and waits for the answer to begin.
+///
+/// A pooled connection that turns out dead before a byte came back is replaced by a new one, which is no fault.
+///
+/// # Errors
+/// See [`AttemptFault`]; nothing has reached the client then.
+pub async fn open(
+    upstream: &Upstream,
+    client: &mut ServerSession,
+    outgoing: Outgoing<'_>,
+    watch: Option<&Watch>,
+) -> Result<Opened, AttemptFault> {
+    loop {
+        let (mut session, reused) = tokio::select! {
+            biased;
+            connected = upstream.connect(outgoing.target) => connected.map_err(|e| connect_fault(&e))?,
+            () = client_gone(client) => return Err(AttemptFault::ClientGone),
+        };
+        let begun = tokio::select! {
+            biased;
+            begun = begin(&mut session, &outgoing, watch) => begun,
+            () = client_gone(client) => Err(AttemptFault::ClientGone),
+        };
+        match begun {
+            Ok(begun) => {
+                let Begun { head, observer, pending, ended } = begun;
+                return Ok(Opened { session, head, observer, pending, ended });
+            }
+            Err(AttemptFault::Broken { answered: false, .. }) if reused => {
+                session.shutdown().await;
+            }
+            Err(fault) => {
+                session.shutdown().await;
+                return Err(fault);
+            }
+        }
+    }
+}
+
+async fn begin(
+    session: &mut HttpSession,
+    outgoing: &Outgoing<'_>,
+    watch: Option<&Watch>,
+) -> Result<Begun, AttemptFault> {
+    session.set_write_timeout(Some(outgoing.write));
+    session.set_read_timeout(Some(outgoing.first_byte));
+    let silent = |e: Box<pingora_core::Error>| read_fault(&e, false);
+    session.write_request_header(Box::new(outgoing.header.clone())).await.map_err(silent)?;
+    if !outgoing.body.is_empty() {
+        session.write_request_body(outgoing.body.clone(), true).await.map_err(silent)?;
+    }
+    session.finish_request_body().await.map_err(silent)?;
+    let head = loop {
+        session.read_response_header().await.map_err(silent)?;
+        match session.response_header() {
+            Some(head) if head.status.is_informational() && head.status != http::StatusCode::SWITCHING_PROTOCOLS => {}
+            Some(head) => break head.clone(),
+            None => return Err(AttemptFault::Broken { reason: "no response head".into(), answered: true }),
+        }
+    };
+    if !head.status.is_success() {
+        let body = whole_body(session, ERROR_BODY_LIMIT).await?;
+        return Err(AttemptFault::Status { status: head.status.as_u16(), head: Box::new(head), body });
+    }
+    let mut pending = Vec::new();
+    let Some(watch) = watch else {
+        return Ok(Begun { head, observer: None, pending, ended: false });
+    };
+    let mut observer = Observer::new(watch.route, streams(&head), watch.options.clone());
+    // A stream is judged by its first event. Other answers are judged by their status alone.
+    while streams(&head) && observer.first_event() == FirstEvent::None {
+        match session.read_response_body().await.map_err(|e| read_fault(&e, true))? {
+            Some(chunk) => observer.push(chunk, &mut pending),
+            None => {
+                observer.finish(&mut pending);
+                return Ok(Begun { head, observer: Some(observer), pending, ended: true });
+            }
+        }
+    }
+    if let FirstEvent::Error(error) = observer.first_event() {
+        let (status, message) = (error.status, error.message.clone());
+        // What follows the error is the end mark; it is kept so that the answer can be relayed whole.
+        let rest = whole_body(session, ERROR_BODY_LIMIT).await.unwrap_or_default();
+        pending.push(rest);
+        return Err(AttemptFault::Event { status, message, head: Box::new(head), seen: pending });
+    }
+    Ok(Begun { head, observer: Some(observer), pending, ended: false })
+}
+
+/// True for an event stream, by its content type.
+pub fn streams(head: &ResponseHeader) -> bool {
+    head.headers
+        .get(http::header::CONTENT_TYPE)
+        .and_then(|v| v.as_bytes().get(..17))
+        .is_some_and(|v| v.eq_ignore_ascii_case(b"text/event-stream"))
+}
+
+/// Reads the rest of an answer, at most `limit` bytes of it.
+pub(super) async fn whole_body(session: &mut HttpSession, limit: usize) -> Result<Bytes, AttemptFault> {
+    let mut body = BytesMut::new();
+    while let Some(chunk) = session.read_response_body().await.map_err(|e| read_fault(&e, true))? {
+        let room = limit.saturating_sub(body.len());
+        body.extend_from_slice(chunk.get(..room).unwrap_or(&chunk));
+        if room == 0 {
+            break;
+        }
+    }
+    Ok(body.freeze())
+}
+
+fn connect_fault(error: &pingora_core::Error) -> AttemptFault {
+    match error.etype() {
+        ErrorType::ConnectTimedout | ErrorType::TLSHandshakeTimedout => {
+            AttemptFault::Connect { reason: describe(error), timeout: true }
+        }
+        _ => AttemptFault::Connect { reason: describe(error), timeout: false },
+    }
+}
+
+fn read_fault(error: &pingora_core::Error, answered: bool) -> AttemptFault {
+    match error.etype() {
+        ErrorType::ReadTimedout | ErrorType::WriteTimedout => AttemptFault::Timeout(describe(error)),
+        _ => AttemptFault::Broken { reason: describe(error), answered },
+    }
+}

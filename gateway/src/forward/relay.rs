@@ -1,0 +1,207 @@
+//! From the first byte to the last: chunks go to the client as they come, each flushed at once, those that are ready
+//! together in one write.
+
+use super::client_gone;
+use super::open::{Opened, streams};
+use crate::upstream::describe;
+use bytes::{Bytes, BytesMut};
+use futures::FutureExt;
+use http::header;
+use pingora_core::protocols::http::ServerSession;
+use pingora_core::protocols::http::client::HttpSession;
+use pingora_http::ResponseHeader;
+use std::time::Duration;
+use turnstile_fleet::observe::Observer;
+
+/// Chunks that are ready together are joined up to this size.
+const JOIN_LIMIT: usize = 64 * 1024;
+
+/// How a relayed answer ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// The worker's answer came whole.
+    Finished,
+    /// The worker's answer broke off.
+    Cut(String),
+    /// The client left.
+    ClientGone,
+    /// The worker was silent too long between two chunks, or the whole took too long.
+    Timeout(String),
+}
+
+/// What a response-side filter does with a chunk.
+pub trait ResponseFilter: Send {
+    /// Sees and may change a chunk of the body; `end` marks the last.
+    fn chunk(&mut self, chunk: Bytes, end: bool) -> Bytes;
+}
+
+/// Time limits of the relay.
+#[derive(Debug, Clone, Copy)]
+pub struct RelayLimits {
+    /// `timeouts.between_bytes_s`.
+    pub between: Duration,
+    /// What is left of `timeouts.total_s`.
+    pub total: Duration,
+}
+
+/// How the relay ended, and whether anything reached the client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relayed {
+    /// How it ended.
+    pub ending: Ending,
+    /// The head was written: it is too late for another answer.
+    pub committed: bool,
+}
+
+/// Adds headers that are known only when the head is about to be written.
+pub type LateHeaders<'a> = dyn FnMut(&Observer, &mut ResponseHeader) + Send + 'a;
+
+/// Relays an answer. `head` is what the client gets.
+pub async fn relay(
+    client: &mut ServerSession,
+    opened: &mut Opened,
+    head: ResponseHeader,
+    filter: &mut Option<Box<dyn ResponseFilter + '_>>,
+    late: &mut LateHeaders<'_>,
+    limits: RelayLimits,
+) -> Relayed {
+    let mut writer = Writer { head: Some(head), holds: opened.observer.is_some() && !streams(&opened.head) };
+    let run = relay_inner(client, opened, &mut writer, filter, late, limits.between);
+    let ending = match tokio::time::timeout(limits.total, run).await {
+        Ok(ending) => ending,
+        Err(_) => Ending::Timeout("timeouts.total_s is over".into()),
+    };
+    Relayed { ending, committed: writer.head.is_none() }
+}
+
+/// Writes to the client: the head with the first piece of the body.
+struct Writer {
+    /// Not yet sent.
+    head: Option<ResponseHeader>,
+    /// The body is held to its end (JSON that is observed) and gets an exact length.
+    holds: bool,
+}
+
+impl Writer {
+    async fn write(&mut self, client: &mut ServerSession, chunk: Bytes, end: bool) -> Result<(), Ending> {
+        if let Some(mut head) = self.head.take() {
+            if self.holds && end {
+                head.remove_header(&header::TRANSFER_ENCODING);
+                head.insert_header(header::CONTENT_LENGTH, chunk.len().to_string())
+                    .map_err(|e| Ending::Cut(describe(&e)))?;
+            }
+            client.write_response_header(Box::new(head)).await.map_err(|_| Ending::ClientGone)?;
+        }
+        client.write_response_body(chunk, end).await.map_err(|_| Ending::ClientGone)
+    }
+}
+
+async fn relay_inner(
+    client: &mut ServerSession,
+    opened: &mut Opened,
+    writer: &mut Writer,
+    filter: &mut Option<Box<dyn ResponseFilter + '_>>,
+    late: &mut LateHeaders<'_>,
+    between: Duration,
+) -> Ending {
+    let mut out = std::mem::take(&mut opened.pending);
+    opened.session.set_read_timeout(Some(between));
+    loop {
+        let mut broken = None;
+        if !opened.ended {
+            // The first event is in hand already when a stream begins: take what is ready beside it, but do not wait.
+            let wait = writer.holds || writer.head.is_none() || out.is_empty();
+            match read_ready(client, &mut opened.session, &mut opened.observer, &mut out, wait).await {
+                Ok(ended) => opened.ended = ended,
+                Err(Ending::ClientGone) => return Ending::ClientGone,
+                Err(ending) => broken = Some(ending),
+            }
+        }
+        // A held body comes out at its end, or as soon as it is too large to be held.
+        let releases = opened.ended || !writer.holds || !out.is_empty();
+        if releases && !(broken.is_some() && out.is_empty()) {
+            let end = opened.ended && broken.is_none();
+            let joined = join(&mut out);
+            let chunk = match filter {
+                Some(filter) => filter.chunk(joined, end),
+                None => joined,
+            };
+            if let (Some(head), Some(observer)) = (&mut writer.head, &opened.observer) {
+                late(observer, head);
+            }
+            if let Err(ending) = writer.write(client, chunk, end).await {
+                return ending;
+            }
+        }
+        if let Some(ending) = broken {
+            return ending;
+        }
+        if opened.ended {
+            return Ending::Finished;
+        }
+    }
+}
+
+/// Takes what is ready, after waiting for the first chunk if `wait`. True at the end of the answer.
+async fn read_ready(
+    client: &mut ServerSession,
+    upstream: &mut HttpSession,
+    observer: &mut Option<Observer>,
+    out: &mut Vec<Bytes>,
+    wait: bool,
+) -> Result<bool, Ending> {
+    let mut size = 0;
+    loop {
+        let read = if !wait || size > 0 {
+            match upstream.read_response_body().now_or_never() {
+                Some(read) => read,
+                None => return Ok(false),
+            }
+        } else {
+            tokio::select! {
+                biased;
+                read = upstream.read_response_body() => read,
+                () = client_gone(client) => return Err(Ending::ClientGone),
+            }
+        };
+        match read {
+            Ok(Some(chunk)) => {
+                size += chunk.len();
+                match observer {
+                    Some(observer) => observer.push(chunk, out),
+                    None => out.push(chunk),
+                }
+                if size >= JOIN_LIMIT {
+                    return Ok(false);
+                }
+            }
+            Ok(None) => {
+                if let Some(observer) = observer {
+                    observer.finish(out);
+                }
+                return Ok(true);
+            }
+            Err(error) => {
+                use pingora_core::ErrorType::ReadTimedout;
+                return Err(match error.etype() {
+                    ReadTimedout => Ending::Timeout("timeouts.between_bytes_s is over".into()),
+                    _ => Ending::Cut(describe(&error)),
+                });
+            }
+        }
+    }
+}
+
+fn join(out: &mut Vec<Bytes>) -> Bytes {
+    match out.len() {
+        0 => Bytes::new(),
+        1 => out.pop().unwrap_or_default(),
+        _ => {
+            let mut joined = BytesMut::with_capacity(out.iter().map(Bytes::len).sum());
+            for piece in out.drain(..) {
+                joined.extend_from_slice(&piece);
+            }
+            joined.freeze()
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The request a worker gets, and the head of the answer a client gets.
+
+use crate::headers::{connection_listed, is_hop_by_hop, steers};
+use crate::upstream::Target;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use pingora_http::{RequestHeader, ResponseHeader};
+
+/// Headers that are set anew or make no sense to a worker.
+fn replaced(name: &HeaderName) -> bool {
+    *name == header::HOST
+        || *name == header::CONTENT_LENGTH
+        || *name == header::EXPECT
+        || *name == header::ACCEPT_ENCODING
+        || *name == header::CONTENT_ENCODING
+        || name.as_str() == "x-request-id"
+}
+
+/// The request header for a worker: the client's, less what belongs to its hop or would steer the engine, with the
+/// worker's own authorization when it has one.
+///
+/// `accept-encoding` is dropped: the stream is observed, so it must not be compressed.
+///
+/// # Errors
+/// When the path cannot stand in a request line.
+pub fn for_worker(
+    client: &HeaderMap,
+    target: &Target,
+    path: &str,
+    body_len: usize,
+    request_id: &str,
+) -> pingora_core::Result<RequestHeader> {
+    let mut header = RequestHeader::build(Method::POST, path.as_bytes(), Some(client.len() + 3))?;
+    let listed = connection_listed(client);
+    for (name, value) in client {
+        if is_hop_by_hop(name, &listed)
+            || replaced(name)
+            || steers(name.as_str())
+            || (*name == header::AUTHORIZATION && target.authorization.is_some())
+        {
+            continue;
+        }
+        header.append_header(name.clone(), value.clone())?;
+    }
+    header.insert_header(header::HOST, target.authority.clone())?;
+    if let Some(authorization) = &target.authorization {
+        header.insert_header(header::AUTHORIZATION, authorization.clone())?;
+    }
+    header.insert_header(header::CONTENT_LENGTH, HeaderValue::from(body_len))?;
+    header.insert_header("x-request-id", request_id)?;
+    Ok(header)
+}
+
+/// How the client's connection frames a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Framing {
+    /// HTTP/2: frames.
+    Http2,
+    /// HTTP/1.1: a length or chunks.
+    Http11,
+    /// HTTP/1.0: a length or the end of the connection.
+    Http10,
+}
+
+impl Framing {
+    /// What a client of this version understands.
+    pub fn of(version: http::Version) -> Self {
+        match version {
+            http::Version::HTTP_2 => Framing::Http2,
+            http::Version::HTTP_10 | http::Version::HTTP_09 => Framing::Http10,
+            _ => Framing::Http11,
+        }
+    }
+}
+
+/// The head for the client: the worker's, less what belongs to its hop, with the request id, framed for the client.
+/// `exact` says that the body goes through unchanged, so that a length of the worker's holds.
+///
+/// # Errors
+/// When a header cannot be set.
+pub fn for_client(
+    worker: &ResponseHeader,
+    request_id: &str,
+    framing: Framing,
+    exact: bool,
+) -> pingora_core::Result<ResponseHeader> {
+    let mut head = ResponseHeader::build(worker.status, Some(worker.headers.len() + 2))?;
+    let listed = connection_listed(&worker.headers);
+    let mut has_length = false;
+    for (name, value) in &worker.headers {
+        if is_hop_by_hop(name, &listed) || (*name == header::CONTENT_LENGTH && !exact) {
+            continue;
+        }
+        has_length |= *name == header::CONTENT_LENGTH;
+        head.append_header(name.clone(), value.clone())?;
+    }
+    let bodiless = worker.status == http::StatusCode::NO_CONTENT || worker.status == http::StatusCode::NOT_MODIFIED;
+    if !has_length && !bodiless && framing == Framing::Http11 {
+        head.insert_header(header::TRANSFER_ENCODING, "chunked")?;
+    }
+    head.insert_header("x-request-id", request_id)?;
+    Ok(head)
+}

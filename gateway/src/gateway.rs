@@ -1,0 +1,105 @@
+//! The gateway: what all listeners and tasks share.
+
+use crate::access_log::AccessLog;
+use crate::after::Prefills;
+use crate::fleet_state::Fleet;
+use crate::generation::{Foundation, Generation};
+use crate::metrics::Metrics;
+use crate::policy::PolicyStore;
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use turnstile_plugins::{NameSpace, SharedState};
+
+/// What all listeners and tasks share.
+pub struct Gateway {
+    /// The fleet.
+    pub fleet: Arc<Fleet>,
+    /// Metrics.
+    pub metrics: Arc<Metrics>,
+    /// What serves new requests.
+    pub generation: ArcSwap<Generation>,
+    /// What generations share.
+    pub foundation: Foundation,
+    /// Access and decision log.
+    pub log: AccessLog,
+    /// Speculative prefills that run.
+    pub prefills: Prefills,
+    /// Policies' shared store.
+    pub store: Arc<dyn PolicyStore>,
+    /// Set from the first signal to stop.
+    pub stopping: AtomicBool,
+    /// One reload at a time.
+    pub reloading: tokio::sync::Mutex<()>,
+    /// The last failed reload, for the admin listener.
+    pub last_error: Mutex<Option<String>>,
+    shard: AtomicUsize,
+}
+
+impl Gateway {
+    /// Puts the parts together.
+    pub fn new(
+        fleet: Arc<Fleet>,
+        metrics: Arc<Metrics>,
+        generation: Generation,
+        foundation: Foundation,
+        log: AccessLog,
+    ) -> Self {
+        let store: Arc<dyn PolicyStore> = Arc::new(SharedStore(Arc::clone(&foundation.shared)));
+        metrics.generation.set(i64::try_from(generation.number).unwrap_or(i64::MAX));
+        Self {
+            fleet,
+            metrics,
+            generation: ArcSwap::from_pointee(generation),
+            foundation,
+            log,
+            prefills: Prefills::default(),
+            store,
+            stopping: AtomicBool::new(false),
+            reloading: tokio::sync::Mutex::new(()),
+            last_error: Mutex::new(None),
+            shard: AtomicUsize::new(0),
+        }
+    }
+
+    /// Spreads turns over a plugin's instances.
+    pub fn next_shard(&self) -> usize {
+        self.shard.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// True once the gateway has been told to stop.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Workers that take turns.
+    pub fn ready_workers(&self) -> usize {
+        let generation = self.generation.load();
+        generation
+            .pools
+            .iter()
+            .flat_map(|p| &p.workers)
+            .filter(|w| w.state() == turnstile_fleet::worker::WorkerState::Ready)
+            .count()
+    }
+}
+
+/// The policies' shared data, under a name of its own so that any policy can reach it.
+struct SharedStore(Arc<SharedState>);
+
+/// Name space of `turnstile.kv_get` and `turnstile.kv_cas`.
+const STORE: &str = "turnstile";
+
+impl PolicyStore for SharedStore {
+    fn get(&self, key: &[u8]) -> Option<(Vec<u8>, u64)> {
+        let space: NameSpace = self.0.data.space(STORE);
+        space.get(key).map(|(value, cas)| (value.to_vec(), u64::from(cas)))
+    }
+
+    fn compare_and_set(&self, key: &[u8], value: &[u8], version: u64) -> bool {
+        let space: NameSpace = self.0.data.space(STORE);
+        let cas = u32::try_from(version).unwrap_or(u32::MAX);
+        space.set(key, value, cas).is_ok()
+    }
+}

@@ -1,0 +1,349 @@
+//! A generation: one loaded set of configuration and plugins. Everything a request reads of the configuration it reads
+//! from the generation it began with; a reload makes a new one aside and swaps it in at once.
+
+use crate::builtin;
+use crate::fleet_state::{Fleet, FleetSettings};
+use crate::policy::ChainPlugin;
+use crate::request_body::BodyLimits;
+use crate::upstream::ConnectionLimits;
+use crate::workers::{Named, ProbeOptions, Worker, WorkerSettings};
+use http::HeaderValue;
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+use std::time::Duration;
+use turnstile_config::{Config, OnError, Phase, PluginSource};
+use turnstile_fleet::decision::DecideOptions;
+use turnstile_fleet::identity::IdentityOptions;
+use turnstile_fleet::prefix::PrefixOptions;
+use turnstile_fleet::queue::QueueOptions;
+use turnstile_fleet::session::SessionOptions;
+use turnstile_fleet::turn::UnderstandOptions;
+use turnstile_fleet::worker::LimitOptions;
+use turnstile_plugins::{Plugin, PluginSpec, Runtime, SharedState};
+
+/// Rows of a worker that tells no `max_running_requests`.
+const DEFAULT_ROWS: u32 = 256;
+/// Blocks hashed of one prompt: 32 MiB of prompt in blocks of 512 bytes.
+const MAX_BLOCKS: usize = 65_536;
+/// A streaming session idle for less than this is not closed to make room for another.
+const EVICT_AFTER_IDLE_MS: u64 = 30_000;
+/// Candidates that the decision log lists.
+const LOG_CANDIDATES: usize = 16;
+
+/// One pool of a generation.
+pub struct PoolRuntime {
+    /// Its index, as the queue knows it.
+    pub index: u32,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Models it names; empty takes any.
+    pub models: Vec<String>,
+    /// Its workers, in order of their index.
+    pub workers: Vec<Arc<Worker>>,
+}
+
+/// One loaded set of configuration and plugins.
+pub struct Generation {
+    /// Its number, from 1.
+    pub number: u64,
+    /// The configuration.
+    pub config: Arc<Config>,
+    /// Pools.
+    pub pools: Vec<PoolRuntime>,
+    /// The whole chain.
+    pub chain: Arc<[ChainPlugin]>,
+    /// Whether any plugin runs in the phase `filter`.
+    pub has_filters: bool,
+    /// The native built-in's options.
+    pub decide: DecideOptions,
+    /// How requests are understood.
+    pub understand: UnderstandOptions,
+    /// Seed of tenant and session keys.
+    pub seed: u64,
+    /// `sessions.max_timeout_s`, ms.
+    pub max_ttl_ms: u64,
+    /// Bounds of a request body.
+    pub body: BodyLimits,
+    /// Candidates listed in the decision log.
+    pub log_candidates: usize,
+    /// When it was loaded, Unix ms.
+    pub loaded_at: u64,
+}
+
+/// What every generation of a process shares.
+pub struct Foundation {
+    /// Plugin engine.
+    pub runtime: Runtime,
+    /// What plugins share.
+    pub shared: Arc<SharedState>,
+    /// Seed of tenant and session keys.
+    pub seed: u64,
+    /// Threads that serve requests.
+    pub threads: usize,
+}
+
+/// Why a generation could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A secret could not be read.
+    #[error("{key}: {reason}")]
+    Secret {
+        /// The key of the configuration.
+        key: String,
+        /// Why.
+        reason: String,
+    },
+    /// A plugin's module could not be read.
+    #[error("plugins.{name}: cannot read {path}: {reason}")]
+    Module {
+        /// The plugin.
+        name: String,
+        /// The file.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// A plugin did not start.
+    #[error("{0}")]
+    Plugin(#[from] turnstile_plugins::PluginError),
+}
+
+/// Everything of a generation that can fail, made before anything is changed.
+pub struct Prepared {
+    config: Arc<Config>,
+    chain: Vec<ChainPlugin>,
+    workers: Vec<Vec<(String, WorkerSettings)>>,
+}
+
+/// Prepares a generation aside: secrets are read, modules compiled and started. Blocks for seconds where modules are not
+/// cached. A plugin that is the same as in `previous` (module, configuration, limits) is taken over as it runs.
+///
+/// # Errors
+/// The first thing that failed; nothing was changed.
+pub fn prepare(config: Config, foundation: &Foundation, previous: Option<&Generation>) -> Result<Prepared, BuildError> {
+    let workers = worker_settings(&config)?;
+    let mut chain = Vec::with_capacity(config.plugins.len());
+    for plugin in &config.plugins {
+        chain.push(start_plugin(plugin, foundation, previous)?);
+    }
+    Ok(Prepared { config: Arc::new(config), chain, workers })
+}
+
+fn start_plugin(
+    plugin: &turnstile_config::Plugin,
+    foundation: &Foundation,
+    previous: Option<&Generation>,
+) -> Result<ChainPlugin, BuildError> {
+    let wasm: Arc<[u8]> = match &plugin.wasm {
+        PluginSource::BuiltIn(name) => builtin::module(*name).map_err(|reason| BuildError::Module {
+            name: plugin.name.clone(),
+            path: plugin.wasm.to_string(),
+            reason,
+        })?,
+        PluginSource::File(path) => std::fs::read(path)
+            .map_err(|e| BuildError::Module {
+                name: plugin.name.clone(),
+                path: path.display().to_string(),
+                reason: e.to_string(),
+            })?
+            .into(),
+    };
+    let digest: String = Sha256::digest(&wasm).iter().map(|b| format!("{b:02x}")).collect();
+    let configuration = plugin.config_json();
+    let mut spec = PluginSpec::new(plugin.name.as_str(), wasm).with_configuration(configuration.clone());
+    spec.shards = plugin.instances.map_or(foundation.threads, |n| n as usize).max(1);
+    spec.limits.callback_deadline_ms = plugin.callback_timeout_ms;
+    spec.limits.configure_deadline_ms = plugin.configure_timeout_ms;
+    spec.limits.memory_bytes = (plugin.memory_mib as usize) << 20;
+    spec.limits.log_lines_per_s = plugin.log_per_s;
+    let same = previous.and_then(|p| p.chain.iter().find(|c| c.name.as_ref() == plugin.name)).filter(|c| {
+        let running = c.plugin.spec();
+        c.digest == digest
+            && running.configuration == spec.configuration
+            && running.limits == spec.limits
+            && running.shards == spec.shards
+    });
+    let started = match same {
+        Some(running) => running.plugin.clone(),
+        None => Plugin::start(&foundation.runtime, spec, foundation.shared.clone())?,
+    };
+    Ok(ChainPlugin::new(plugin.phase, plugin.on_error(), started, digest, plugin.wasm.to_string(), configuration))
+}
+
+fn worker_settings(config: &Config) -> Result<Vec<Vec<(String, WorkerSettings)>>, BuildError> {
+    let connection = ConnectionLimits {
+        connect: Duration::from_millis(config.timeouts.connect_ms),
+        idle: Duration::from_millis(config.timeouts.upstream_idle_ms),
+    };
+    let mut pools = Vec::with_capacity(config.pools.len());
+    for pool in &config.pools {
+        let name: Arc<str> = pool.name.as_str().into();
+        let mut workers = Vec::with_capacity(pool.workers.len());
+        for worker in &pool.workers {
+            let authorization = match pool.api_key_for(worker) {
+                None => None,
+                Some(secret) => {
+                    let key = format!("pools.{}.api_key", pool.name);
+                    let fail = |reason: String| BuildError::Secret { key: key.clone(), reason };
+                    let text = secret.resolve().map_err(|e| fail(e.to_string()))?;
+                    let mut value = HeaderValue::try_from(format!("Bearer {text}"))
+                        .map_err(|_| fail("is not text that can stand in a header".into()))?;
+                    value.set_sensitive(true);
+                    Some(value)
+                }
+            };
+            let max_in_flight =
+                worker.max_in_flight.or(pool.max_in_flight).or(config.admission.max_in_flight_per_worker);
+            let settings = WorkerSettings {
+                pool: Arc::clone(&name),
+                labels: Arc::new(worker.labels.clone()),
+                max_in_flight,
+                authorization,
+                h2c: pool.h2c,
+                connection,
+            };
+            workers.push((worker.id.clone(), settings));
+        }
+        pools.push(workers);
+    }
+    Ok(pools)
+}
+
+impl Prepared {
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// True when a generation made of this would do what `other` does: same configuration, same modules, same keys.
+    pub fn is_same_as(&self, other: &Generation) -> bool {
+        let keys = |w: &WorkerSettings| w.authorization.clone();
+        *self.config == *other.config
+            && self.chain.iter().map(|c| &c.digest).eq(other.chain.iter().map(|c| &c.digest))
+            && self.workers.iter().zip(&other.pools).all(|(settings, pool)| {
+                settings.iter().all(|(id, wanted)| {
+                    pool.workers.iter().any(|w| *w.id == **id && keys(&w.settings()) == keys(wanted))
+                })
+            })
+    }
+
+    /// Puts the generation in place in the fleet: workers are adopted, probes of new ones started, bounds set. Cannot fail.
+    pub fn commit(self, number: u64, foundation: &Foundation, fleet: &Arc<Fleet>) -> Generation {
+        let config = self.config;
+        let mut named = Vec::new();
+        for (pool, settings) in config.pools.iter().zip(&self.workers) {
+            for (worker, (id, settings)) in pool.workers.iter().zip(settings) {
+                named.push(Named { id, url: &worker.url, settings: settings.clone() });
+            }
+        }
+        let adopted = fleet.workers.adopt(named);
+        let mut rest = adopted.named.into_iter();
+        let mut pools = Vec::with_capacity(config.pools.len());
+        for (index, pool) in config.pools.iter().enumerate() {
+            let mut workers: Vec<_> = rest.by_ref().take(pool.workers.len()).collect();
+            workers.sort_by_key(|w| w.index);
+            pools.push(PoolRuntime {
+                index: u32::try_from(index).unwrap_or(u32::MAX),
+                name: pool.name.as_str().into(),
+                models: pool.models.clone(),
+                workers,
+            });
+        }
+        fleet.configure(fleet_settings(&config, &pools));
+        for worker in adopted.added {
+            fleet.watch(worker);
+        }
+        for worker in &adopted.removed {
+            tracing::info!(worker = %worker.id, "worker removed");
+            fleet.forget(worker);
+        }
+        let identity = IdentityOptions::from_config(&config.sessions, foundation.seed);
+        let has_filters = self.chain.iter().any(|c| c.phase == Phase::Filter);
+        Generation {
+            number,
+            pools,
+            chain: self.chain.into(),
+            has_filters,
+            decide: DecideOptions {
+                limits: limits(&config),
+                max_head_start_ms: i64::try_from(config.admission.max_head_start_s * 1000).unwrap_or(i64::MAX),
+                ..DecideOptions::default()
+            },
+            understand: UnderstandOptions {
+                identity,
+                prefix: PrefixOptions::new(block_bytes(&config), MAX_BLOCKS, foundation.seed),
+            },
+            seed: foundation.seed,
+            max_ttl_ms: config.sessions.max_timeout_s.saturating_mul(1000),
+            body: BodyLimits {
+                bytes: config.limits.body_bytes.as_usize(),
+                pause: Duration::from_secs(config.timeouts.client_body_s),
+            },
+            log_candidates: LOG_CANDIDATES,
+            loaded_at: crate::clock::unix_ms(),
+            config,
+        }
+    }
+}
+
+fn block_bytes(config: &Config) -> usize {
+    usize::try_from(config.routing.block_bytes).unwrap_or(512)
+}
+
+fn limits(config: &Config) -> LimitOptions {
+    LimitOptions { kv_high_watermark: config.admission.kv_high_watermark, default_limit: DEFAULT_ROWS }
+}
+
+/// What a configuration says about the fleet.
+pub fn fleet_settings(config: &Config, pools: &[PoolRuntime]) -> FleetSettings {
+    let ms = Duration::from_millis;
+    FleetSettings {
+        pools: pools.iter().map(|p| (Arc::clone(&p.name), p.workers.clone())).collect(),
+        limits: limits(config),
+        probe: ProbeOptions {
+            probe_every: ms(config.routing.probe_interval_ms),
+            load_every: ms(config.routing.load_interval_ms),
+            timeout: ms(config.routing.probe_timeout_ms),
+            unhealthy_after: config.routing.unhealthy_after,
+            healthy_after: config.routing.healthy_after,
+        },
+        block_bytes: block_bytes(config),
+        index_blocks: usize::try_from(config.routing.index_blocks_per_worker).unwrap_or(usize::MAX),
+        bytes_per_token: config.routing.bytes_per_token,
+        queue: QueueOptions {
+            max_tickets: usize::try_from(config.admission.max_queue).unwrap_or(usize::MAX),
+            max_bytes: config.admission.max_queue_bytes.bytes(),
+            fairness: None,
+        },
+        sessions: SessionOptions {
+            max_sessions: usize::try_from(config.sessions.max_sessions).unwrap_or(usize::MAX),
+            default_ttl_ms: config.sessions.default_timeout_s.saturating_mul(1000),
+            max_turn_ms: config.timeouts.total_s.saturating_mul(1000),
+            engine_timeout_margin_ms: config.sessions.engine_timeout_margin_s.saturating_mul(1000),
+            evict_after_idle_ms: EVICT_AFTER_IDLE_MS,
+        },
+        side_timeout: Duration::from_secs(config.timeouts.side_request_s),
+    }
+}
+
+impl Generation {
+    /// The pool that serves a model: the one that names it, else the one that takes any.
+    pub fn pool_for(&self, model: Option<&str>) -> Option<&PoolRuntime> {
+        let named = model.and_then(|model| self.pools.iter().find(|p| p.models.iter().any(|m| m == model)));
+        let any = || self.pools.iter().find(|p| p.models.is_empty());
+        // Without a model the worker chooses, so a single pool is good enough even when it names its models.
+        let only = || (model.is_none() && self.pools.len() == 1).then(|| self.pools.first()).flatten();
+        named.or_else(any).or_else(only)
+    }
+
+    /// What a plugin's failure means in its phase, for the admin listener.
+    pub fn on_error_of(&self, name: &str) -> Option<OnError> {
+        self.chain.iter().find(|c| &*c.name == name).map(|c| c.on_error)
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        tracing::info!(generation = self.number, "generation ended: its last request is done");
+    }
+}

@@ -1,0 +1,9 @@
+//! Policies: what plugins see, in which order they run, what happens when one fails.
+
+pub mod chain;
+pub mod env;
+pub mod facts;
+
+pub use chain::{ChainPlugin, TurnPolicies, Verdict};
+pub use env::{PolicyEnv, PolicyStore, RouteFacts};
+pub use facts::{EndFacts, RequestHead, TurnFacts};

@@ -1,0 +1,191 @@
+//! Reload: a new generation is read, compiled and started aside, then swapped in at once. A bad one changes nothing.
+
+use crate::gateway::Gateway;
+use crate::generation::{Generation, prepare};
+use crate::ticks::Ticks;
+use notify::{RecursiveMode, Watcher};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use turnstile_config::{Config, PluginSource, restart_needed};
+
+/// Events come in bursts: an editor writes, renames, sets times.
+const SETTLE: Duration = Duration::from_millis(50);
+/// For file systems that tell nothing.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Where the configuration comes from, and what the command line said.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// The file; nothing when the command line named workers.
+    pub path: Option<PathBuf>,
+    /// The configuration when there is no file.
+    pub fixed: Option<Config>,
+    /// `--listen`.
+    pub listen: Option<std::net::SocketAddr>,
+    /// `--admin`: an address, or off.
+    pub admin: Option<Option<std::net::SocketAddr>>,
+    /// `--explain-headers`.
+    pub explain_headers: bool,
+}
+
+impl Source {
+    /// Reads the configuration as it is now, with the command line's word above it.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the file, each with its place.
+    pub fn read(&self) -> Result<Config, String> {
+        let mut config = match (&self.path, &self.fixed) {
+            (Some(path), _) => Config::load(path).map_err(|e| e.to_string())?,
+            (None, Some(config)) => config.clone(),
+            (None, None) => return Err("there is no configuration".into()),
+        };
+        if let (Some(address), Some(first)) = (self.listen, config.listeners.first_mut()) {
+            first.address = address;
+            config.listeners.truncate(1);
+        }
+        if let Some(admin) = self.admin {
+            config.admin.address = admin;
+        }
+        config.logging.explain_headers |= self.explain_headers;
+        Ok(config)
+    }
+}
+
+/// What a reload did.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Reloaded {
+    /// The generation that serves now.
+    pub generation: u64,
+    /// Whether it is a new one.
+    pub changed: bool,
+    /// Keys that changed and take effect only after a restart.
+    pub restart_needed: Vec<String>,
+}
+
+/// Reloads.
+///
+/// # Errors
+/// Why nothing changed.
+pub async fn reload(gateway: &Arc<Gateway>, ticks: &Arc<Ticks>, source: &Source) -> Result<Reloaded, String> {
+    let _one_at_a_time = gateway.reloading.lock().await;
+    let result = try_reload(gateway, ticks, source).await;
+    match &result {
+        Ok(done) if done.changed => {
+            gateway.metrics.reloads.with_label_values(&["ok"]).inc();
+            *gateway.last_error.lock() = None;
+            tracing::info!(generation = done.generation, "new generation serves");
+            for key in &done.restart_needed {
+                tracing::warn!(key, "takes effect after a restart only");
+            }
+        }
+        Ok(_) => {
+            gateway.metrics.reloads.with_label_values(&["unchanged"]).inc();
+            *gateway.last_error.lock() = None;
+        }
+        Err(reason) => {
+            gateway.metrics.reloads.with_label_values(&["failed"]).inc();
+            *gateway.last_error.lock() = Some(reason.clone());
+            tracing::error!(%reason, "reload failed: the generation before goes on");
+        }
+    }
+    result
+}
+
+async fn try_reload(gateway: &Arc<Gateway>, ticks: &Arc<Ticks>, source: &Source) -> Result<Reloaded, String> {
+    let previous = gateway.generation.load_full();
+    let source = source.clone();
+    let gateway_of_task = Arc::clone(gateway);
+    // Reading, compiling and configuring block.
+    let prepared = tokio::task::spawn_blocking(move || {
+        let config = source.read()?;
+        let previous = gateway_of_task.generation.load_full();
+        prepare(config, &gateway_of_task.foundation, Some(&previous)).map_err(|e| e.to_string())
+    })
+    .await
+    .map_err(|e| format!("the reload task ended: {e}"))??;
+    if prepared.is_same_as(&previous) {
+        return Ok(Reloaded { generation: previous.number, changed: false, restart_needed: Vec::new() });
+    }
+    let generation = Arc::new(prepared.commit(previous.number + 1, &gateway.foundation, &gateway.fleet));
+    let restart_needed = restart_needed(&previous.config, &generation.config);
+    ticks.adopt(&generation);
+    gateway.metrics.generation.set(i64::try_from(generation.number).unwrap_or(i64::MAX));
+    gateway.generation.store(Arc::clone(&generation));
+    Ok(Reloaded { generation: generation.number, changed: true, restart_needed })
+}
+
+/// Files whose change means a reload.
+fn watched(path: &Path, generation: &Generation) -> BTreeSet<PathBuf> {
+    let mut files = BTreeSet::from([path.to_path_buf()]);
+    for plugin in &generation.config.plugins {
+        if let PluginSource::File(path) = &plugin.wasm {
+            files.insert(path.clone());
+        }
+    }
+    files
+}
+
+/// What the files hold: a change of it is a change, whatever the file system says.
+fn fingerprint(files: &BTreeSet<PathBuf>) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    for file in files {
+        hash.update(file.as_os_str().as_encoded_bytes());
+        match std::fs::read(file) {
+            Ok(bytes) => hash.update(Sha256::digest(&bytes)),
+            Err(error) => hash.update(error.kind().to_string().as_bytes()),
+        }
+    }
+    hash.finalize().to_vec()
+}
+
+/// Watches the configuration and the plugins' files, and reloads when one of them changes. Runs until it is dropped.
+pub async fn watch(gateway: Arc<Gateway>, ticks: Arc<Ticks>, source: Source) {
+    let Some(path) = source.path.clone() else { return std::future::pending().await };
+    let (sender, mut events) = mpsc::channel::<()>(1);
+    let notify = notify::recommended_watcher(move |_: notify::Result<notify::Event>| {
+        // A full channel already says that something changed.
+        let _ = sender.try_send(());
+    });
+    let mut watcher = match notify {
+        Ok(watcher) => Some(watcher),
+        Err(error) => {
+            tracing::warn!(%error, "file watch unavailable: files are looked at every 5 s");
+            None
+        }
+    };
+    let mut directories = BTreeSet::new();
+    let mut seen = Vec::new();
+    loop {
+        let files = watched(&path, &gateway.generation.load());
+        for directory in files.iter().filter_map(|f| f.parent()).map(existing) {
+            if directories.insert(directory.clone())
+                && let Some(watcher) = &mut watcher
+                && let Err(error) = watcher.watch(&directory, RecursiveMode::NonRecursive)
+            {
+                tracing::warn!(directory = %directory.display(), %error, "cannot watch");
+            }
+        }
+        let now = tokio::task::spawn_blocking(move || fingerprint(&files)).await.unwrap_or_default();
+        if seen.is_empty() {
+            seen = now;
+        } else if now != seen {
+            seen = now;
+            let _ = reload(&gateway, &ticks, &source).await;
+            continue;
+        }
+        tokio::select! {
+            Some(()) = events.recv() => {}
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+        tokio::time::sleep(SETTLE).await;
+        while events.try_recv().is_ok() {}
+    }
+}
+
+fn existing(directory: &Path) -> PathBuf {
+    if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory.to_path_buf() }
+}

@@ -1,0 +1,51 @@
+//! `turnstile sim`: a fleet of simulated SGLang workers until a signal ends it.
+
+use crate::cli::SimArgs;
+use tokio::signal::unix::{SignalKind, signal};
+use turnstile_sim::{SimConfig, SimWorker};
+
+/// Runs the fleet.
+///
+/// # Errors
+/// A port that cannot be bound.
+pub fn run(args: SimArgs) -> Result<(), String> {
+    let runtime = tokio::runtime::Runtime::new().map_err(|e| e.to_string())?;
+    runtime.block_on(serve(args))
+}
+
+async fn serve(args: SimArgs) -> Result<(), String> {
+    let size = |n: u64| usize::try_from(n).map_err(|_| format!("{n} is too large"));
+    let config = SimConfig {
+        model: args.model,
+        prefill_tokens_per_s: args.prefill_rate,
+        max_running_requests: args.max_running as usize,
+        max_total_tokens: size(args.kv_tokens)?,
+        enable_session_radix_cache: !args.no_session_radix_cache,
+        enable_streaming_session: args.streaming_session,
+        enable_priority_scheduling: !args.no_priority,
+        enable_cache_report: !args.no_cache_report,
+        api_key: args.api_key,
+        speed: args.speed,
+        ..SimConfig::default()
+    };
+    let mut workers = Vec::new();
+    for n in 0..args.workers {
+        let port = if args.port == 0 { 0 } else { args.port.checked_add(n).ok_or("--port: the ports end at 65535")? };
+        let address = (args.host.as_str(), port);
+        let worker = SimWorker::start(address, config.clone())
+            .await
+            .map_err(|e| format!("cannot listen on {}:{port}: {e}", args.host))?;
+        println!("{}", worker.url());
+        workers.push(worker);
+    }
+    let mut terminate = signal(SignalKind::terminate()).map_err(|e| e.to_string())?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| e.to_string())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    for worker in workers {
+        worker.shutdown().await;
+    }
+    Ok(())
+}

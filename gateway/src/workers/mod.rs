@@ -1,0 +1,286 @@
+//! The workers: one object per worker for the life of the process, whatever generation names it.
+
+mod probe;
+pub mod reports;
+
+pub use probe::{ProbeOptions, WorkerEvents, run as probe};
+
+use crate::upstream::{ConnectionLimits, Target};
+use arc_swap::ArcSwapOption;
+use hashbrown::HashMap;
+use http::HeaderValue;
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use tokio_util::sync::CancellationToken;
+use turnstile_config::WorkerUrl;
+use turnstile_fleet::ids::WorkerId;
+use turnstile_fleet::worker::{Flight, Worker as Model, WorkerState, WorkerView};
+
+/// What the configuration says about a worker.
+#[derive(Debug, Clone)]
+pub struct WorkerSettings {
+    /// Its pool's name.
+    pub pool: Arc<str>,
+    /// Labels for policies.
+    pub labels: Arc<BTreeMap<String, String>>,
+    /// Turns of ours it may have at a time.
+    pub max_in_flight: Option<u32>,
+    /// `Authorization` for it.
+    pub authorization: Option<HeaderValue>,
+    /// HTTP/2 without TLS.
+    pub h2c: bool,
+    /// Connection limits.
+    pub connection: ConnectionLimits,
+}
+
+/// One SGLang server.
+pub struct Worker {
+    /// Index, stable for the process.
+    pub index: WorkerId,
+    /// Name.
+    pub id: Arc<str>,
+    /// Where it listens.
+    pub url: WorkerUrl,
+    settings: Mutex<WorkerSettings>,
+    target: ArcSwapOption<Target>,
+    model: Mutex<Model>,
+    facts: Mutex<Option<reports::ServerInfo>>,
+    /// Data-parallel rank that the next session gets.
+    next_rank: AtomicU32,
+    draining: AtomicBool,
+    removed: AtomicBool,
+    stop: CancellationToken,
+}
+
+impl Worker {
+    fn new(index: WorkerId, id: &str, url: WorkerUrl, settings: WorkerSettings) -> Self {
+        let id: Arc<str> = Arc::from(id);
+        let mut model = Model::new(Arc::clone(&id), index);
+        model.state = WorkerState::Starting;
+        let worker = Self {
+            index,
+            id,
+            url,
+            settings: Mutex::new(settings.clone()),
+            target: ArcSwapOption::empty(),
+            model: Mutex::new(model),
+            facts: Mutex::new(None),
+            next_rank: AtomicU32::new(0),
+            draining: AtomicBool::new(false),
+            removed: AtomicBool::new(false),
+            stop: CancellationToken::new(),
+        };
+        worker.apply(settings);
+        worker
+    }
+
+    fn apply(&self, settings: WorkerSettings) {
+        {
+            let mut model = self.model.lock();
+            model.labels = Arc::clone(&settings.labels);
+            model.limit = settings.max_in_flight;
+        }
+        let address = self.target.load().as_ref().map(|t| t.peer._address.clone());
+        *self.settings.lock() = settings;
+        if let Some(address) = address.and_then(|a| a.as_inet().copied()) {
+            self.resolve_to(address);
+        }
+    }
+
+    /// What the configuration says.
+    pub fn settings(&self) -> WorkerSettings {
+        self.settings.lock().clone()
+    }
+
+    /// How to reach it; nothing before its name was resolved.
+    pub fn target(&self) -> Option<Arc<Target>> {
+        self.target.load_full()
+    }
+
+    fn resolve_to(&self, address: SocketAddr) {
+        let settings = self.settings();
+        let mut target = Target::new(address, self.url.host(), self.url.tls(), settings.h2c, settings.connection);
+        target.authorization = settings.authorization;
+        self.target.store(Some(Arc::new(target)));
+    }
+
+    /// What a decision sees. `held_rows`: rows that idle streaming sessions hold there.
+    pub fn view(&self, held_rows: u32) -> WorkerView {
+        self.model.lock().view(held_rows)
+    }
+
+    /// Runs `f` on the worker's model.
+    pub fn with_model<T>(&self, f: impl FnOnce(&mut Model) -> T) -> T {
+        f(&mut self.model.lock())
+    }
+
+    /// Its state.
+    pub fn state(&self) -> WorkerState {
+        self.model.lock().state
+    }
+
+    /// What `/server_info` told last.
+    pub fn facts(&self) -> Option<reports::ServerInfo> {
+        self.facts.lock().clone()
+    }
+
+    /// The rank for a new session: they take turns. Nothing when there is only one.
+    pub fn pick_rank(&self) -> Option<u32> {
+        let size = self.model.lock().capabilities.dp_size;
+        (size > 1).then(|| self.next_rank.fetch_add(1, Ordering::Relaxed) % size)
+    }
+
+    /// Counts a turn as in flight from now until the guard is dropped.
+    pub fn dispatch(self: &Arc<Self>, uncached_tokens: u64, osl: u64) -> InFlight {
+        let flight = self.model.lock().flights.dispatch(uncached_tokens, osl);
+        InFlight { worker: Arc::clone(self), flight: Some(flight) }
+    }
+
+    /// Takes no new turns from now on.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.model.lock().state = WorkerState::Draining;
+    }
+
+    /// True once [`Worker::drain`] was called.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// True once the configuration no longer names it.
+    pub fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+
+    /// Ends its probe, at shutdown.
+    pub fn stop_probe(&self) {
+        self.stop.cancel();
+    }
+
+    fn remove(&self) {
+        self.removed.store(true, Ordering::Release);
+        self.stop.cancel();
+    }
+}
+
+/// A turn in flight on a worker; dropping it gives its room back.
+pub struct InFlight {
+    worker: Arc<Worker>,
+    flight: Option<Flight>,
+}
+
+impl InFlight {
+    /// The worker.
+    pub fn worker(&self) -> &Arc<Worker> {
+        &self.worker
+    }
+
+    /// The first byte of the answer came.
+    pub fn first_byte(&mut self) {
+        if let Some(flight) = &mut self.flight {
+            self.worker.model.lock().flights.first_byte(flight);
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if let Some(flight) = self.flight.take() {
+            self.worker.model.lock().flights.finish(flight);
+        }
+    }
+}
+
+/// One worker as a configuration names it.
+pub struct Named<'a> {
+    /// Its id.
+    pub id: &'a str,
+    /// Where it listens.
+    pub url: &'a WorkerUrl,
+    /// The rest.
+    pub settings: WorkerSettings,
+}
+
+/// All workers this process has known.
+#[derive(Default)]
+pub struct Workers {
+    inner: RwLock<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// By index; removed ones stay, so that an index is never used twice.
+    all: Vec<Arc<Worker>>,
+    by_id: HashMap<String, WorkerId>,
+}
+
+/// What [`Workers::adopt`] changed.
+#[derive(Default)]
+pub struct Adopted {
+    /// Workers in the order named.
+    pub named: Vec<Arc<Worker>>,
+    /// Those that are new and need a probe.
+    pub added: Vec<Arc<Worker>>,
+    /// Those no longer named.
+    pub removed: Vec<Arc<Worker>>,
+}
+
+impl Workers {
+    /// Takes over the workers of a configuration: known ones keep their state and get the new settings, new ones are
+    /// made, those not named are removed. A worker is known by its id and URL together.
+    pub fn adopt(&self, named: Vec<Named<'_>>) -> Adopted {
+        let mut inner = self.inner.write();
+        let mut adopted = Adopted::default();
+        let mut kept = HashMap::new();
+        for one in named {
+            let known = inner
+                .by_id
+                .get(one.id)
+                .and_then(|index| inner.all.get(index.0 as usize))
+                .filter(|w| w.url == *one.url && !w.is_removed())
+                .cloned();
+            let worker = match known {
+                Some(worker) => {
+                    worker.apply(one.settings);
+                    worker
+                }
+                None => {
+                    let index = WorkerId(u32::try_from(inner.all.len()).unwrap_or(u32::MAX));
+                    let worker = Arc::new(Worker::new(index, one.id, one.url.clone(), one.settings));
+                    inner.all.push(Arc::clone(&worker));
+                    adopted.added.push(Arc::clone(&worker));
+                    worker
+                }
+            };
+            kept.insert(one.id.to_owned(), worker.index);
+            adopted.named.push(worker);
+        }
+        for worker in &inner.all {
+            if !worker.is_removed() && kept.get(&*worker.id) != Some(&worker.index) {
+                worker.remove();
+                adopted.removed.push(Arc::clone(worker));
+            }
+        }
+        inner.by_id = kept;
+        adopted
+    }
+
+    /// The worker with this index.
+    pub fn get(&self, index: WorkerId) -> Option<Arc<Worker>> {
+        self.inner.read().all.get(index.0 as usize).cloned()
+    }
+
+    /// The worker with this id.
+    pub fn by_id(&self, id: &str) -> Option<Arc<Worker>> {
+        let inner = self.inner.read();
+        inner.by_id.get(id).and_then(|index| inner.all.get(index.0 as usize)).cloned()
+    }
+
+    /// Every worker that the configuration names.
+    pub fn current(&self) -> Vec<Arc<Worker>> {
+        self.inner.read().all.iter().filter(|w| !w.is_removed()).cloned().collect()
+    }
+}
