@@ -5,8 +5,9 @@ use crate::gateway::Gateway;
 use crate::generation::Generation;
 use crate::placement::Placed;
 use crate::request_id::random_hex;
-use crate::side::{SideKind, SideRequest};
+use crate::side::{SideKind, SideRequest, SideResult};
 use crate::workers::Worker;
+use bytes::Bytes;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -152,6 +153,7 @@ fn try_prefill(gateway: &Arc<Gateway>, generation: &Arc<Generation>, turn: &Fini
         .unwrap_or_default();
     let gateway_of_task = Arc::clone(gateway);
     let (key, index, done_token) = (turn.key, worker.index, token.clone());
+    let (worker_of_task, timeout) = (Arc::clone(worker), gateway.fleet.settings().side_timeout);
     gateway.fleet.side.send(SideRequest {
         kind: SideKind::Prefill,
         worker: Arc::clone(worker),
@@ -160,8 +162,18 @@ fn try_prefill(gateway: &Arc<Gateway>, generation: &Arc<Generation>, turn: &Fini
         cancel: token,
         done: Box::new(move |result| {
             gateway_of_task.prefills.release(key, index, &done_token);
-            if matches!(result, crate::side::SideResult::Ok(_)) {
-                gateway_of_task.fleet.index.lock().insert(index, &blocks);
+            match result {
+                SideResult::Ok(_) => gateway_of_task.fleet.index.lock().insert(index, &blocks),
+                // The engine notices a gone client of a non-streaming request only by a poll; the real turn is waiting.
+                SideResult::Cancelled => gateway_of_task.fleet.side.send(SideRequest {
+                    kind: SideKind::Abort,
+                    worker: worker_of_task,
+                    body: Bytes::from(serde_json::json!({ "rid": rid }).to_string()),
+                    timeout,
+                    cancel: CancellationToken::new(),
+                    done: Box::new(|_| {}),
+                }),
+                SideResult::Failed(_) => {}
             }
         }),
     });

@@ -45,6 +45,7 @@ pub struct Fleet {
 /// The present configuration of the fleet, for code that runs between requests.
 pub struct FleetView {
     workers: Arc<Workers>,
+    sessions: Arc<SessionTable>,
     settings: ArcSwap<FleetSettings>,
 }
 
@@ -82,12 +83,15 @@ impl Room for FleetView {
             };
         }
         let Some((_, workers)) = settings.pools.get(pool as usize) else { return u32::MAX };
+        let mut held = Vec::new();
+        self.sessions.held(workers.iter().map(|w| w.index), &mut held);
         let mut any = false;
         let mut free = 0u32;
-        for worker in workers {
+        for (at, worker) in workers.iter().enumerate() {
             if worker.state() == turnstile_fleet::worker::WorkerState::Ready {
                 any = true;
-                free = free.saturating_add(free_places(worker, Held::default(), &settings.limits));
+                let held = held.get(at).copied().unwrap_or_default();
+                free = free.saturating_add(free_places(worker, held, &settings.limits));
             }
         }
         // Without a ready worker there is nothing to wait for: placement refuses the turn at once.
@@ -124,7 +128,11 @@ impl Fleet {
         ));
         let index = Mutex::new(PrefixIndex::new(settings.index_blocks));
         let queue = settings.queue;
-        let view = Arc::new(FleetView { workers: Arc::clone(&workers), settings: ArcSwap::from_pointee(settings) });
+        let view = Arc::new(FleetView {
+            workers: Arc::clone(&workers),
+            sessions: Arc::clone(&sessions),
+            settings: ArcSwap::from_pointee(settings),
+        });
         let room: Arc<dyn Room> = view.clone();
         let admission = Arc::new(Admission::new(queue, room, Arc::clone(&metrics)));
         Self {

@@ -38,3 +38,6 @@ pub mod simulate;
 pub mod ticks;
 pub mod upstream;
 pub mod workers;
+
+#[cfg(test)]
+mod docs_tests;

@@ -192,10 +192,12 @@ async fn run(request: SideRequest, upstream: &Upstream, metrics: &Metrics) {
         SideResult::Cancelled => "cancelled",
     };
     metrics.side_requests.with_label_values(&[kind.label(), label]).inc();
-    if let SideResult::Failed(reason) = &result {
-        tracing::warn!(kind = kind.label(), worker = %request.worker.id, %reason, "side request failed");
-    } else {
-        tracing::debug!(kind = kind.label(), worker = %request.worker.id, result = label, "side request");
+    match &result {
+        // An abort is belt and braces: a worker with an admin key refuses it, and drops the closed connection anyway.
+        SideResult::Failed(reason) if kind != SideKind::Abort => {
+            tracing::warn!(kind = kind.label(), worker = %request.worker.id, %reason, "side request failed");
+        }
+        _ => tracing::debug!(kind = kind.label(), worker = %request.worker.id, result = label, "side request"),
     }
     (request.done)(result);
 }
