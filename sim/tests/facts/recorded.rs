@@ -250,3 +250,33 @@ async fn keys() {
         check(&worker, name, &[]).await;
     }
 }
+
+#[tokio::test]
+async fn wrong_bodies_and_plain_text() {
+    let worker = worker(stock).await;
+    for name in [
+        "chat_bad_messages_type",
+        "chat_truncated_json",
+        "chat_array_body",
+        "chat_empty_body",
+        "anthropic_missing_messages",
+        "anthropic_bad_json",
+        "anthropic_count_missing",
+        "responses_text",
+        "responses_missing_input",
+        "responses_bad_json",
+        "generate_bad_json",
+        "completions_missing_prompt",
+        "open_session_bad_json",
+        "abort_bad_type",
+        "detokenize_missing",
+    ] {
+        check(&worker, name, &[]).await;
+    }
+    // Warm, so that the streams tell of cached tokens as the recorded ones do.
+    for name in ["anthropic_text_stream", "responses_text_stream"] {
+        check_cached(&worker, name, &[]).await;
+    }
+    check(&worker, "pause_ok", &[]).await;
+    check(&worker, "continue_ok", &[]).await;
+}
