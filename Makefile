@@ -21,13 +21,13 @@ demo: setup ## simulated workers, the gateway, and an agent conversation through
 	$(TARGET_DIR)/debug/turnstile-demo
 
 test: setup ## all tests
-	$(CARGO) nextest run --locked --workspace $(NEXTEST_FLAGS) || { \
-	  $(CARGO) nextest --version >/dev/null 2>&1 && exit 1; \
-	  $(CARGO) test --locked --workspace; }
+	scripts/test.sh $(NEXTEST_FLAGS)
 
 lint: setup ## rustfmt and clippy, warnings are errors
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --all --check --manifest-path policies/Cargo.toml
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked --manifest-path policies/Cargo.toml --target-dir $(TARGET_DIR)/policies --all-targets -- -D warnings
 
 deny: ## licences and advisories of all dependencies
 	@scripts/deny.sh

@@ -47,7 +47,7 @@ else
     if [ -n "$missing" ]; then
         if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
             # shellcheck disable=SC2086 # a list of packages
-            apt-get install -y --no-install-recommends $missing >&2
+            apt-get update -qq >&2 && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing >&2
         else
             echo "build.sh: no WebAssembly target. Either: rustup target add $target" >&2
             echo "build.sh: or, on Debian, as root: apt-get install -y --no-install-recommends$missing" >&2

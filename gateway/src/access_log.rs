@@ -71,7 +71,7 @@ fn write_lines(receiver: &Receiver<String>, sink: Box<dyn Write + Send>, dropped
                 } else {
                     String::new()
                 };
-                if write!(out, "{note}{line}\n").is_err() {
+                if writeln!(out, "{note}{line}").is_err() {
                     dropped.fetch_add(1, Ordering::Relaxed);
                 }
                 dirty = true;

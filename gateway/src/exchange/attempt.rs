@@ -261,7 +261,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         record.tools.clone_from(&observation.tool_calls);
         match &relayed.ending {
             Ending::Finished => {
-                let whole = matches!(observation.error, None) && observation.finish_reason.as_deref() != Some("abort");
+                let whole = observation.error.is_none() && observation.finish_reason.as_deref() != Some("abort");
                 gateway.fleet.upstream.release(target, opened.session).await;
                 let usage = usage_of(&observation);
                 after::learn(

@@ -67,6 +67,10 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
         explain,
     };
     client.set_pipelining_enabled(true);
+    // A connection that will close after this answer stays so.
+    if client.get_keepalive().is_some() {
+        client.set_keepalive(Some(exchange.generation.config.timeouts.client_idle_s));
+    }
     let Some(route) = route else {
         return local::serve(gateway, client, &exchange.record.request_id).await;
     };
