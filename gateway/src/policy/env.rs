@@ -1,6 +1,7 @@
 //! What a policy sees and writes: the facts under `turnstile.` and the decision, lent to its callbacks.
 
 use crate::policy::facts::{self, EndFacts, TurnFacts};
+use crate::policy::headers::PolicyHeaders;
 use std::borrow::Cow;
 use std::sync::Arc;
 use turnstile_fleet::decision::{Candidates, Decision, WriteError};
@@ -8,7 +9,7 @@ use turnstile_fleet::facts::WorkerFacts;
 use turnstile_fleet::ids::WorkerId;
 use turnstile_fleet::session::SessionView;
 use turnstile_fleet::worker::{LimitOptions, WorkerView};
-use turnstile_plugins::{HeaderPairs, MapType, RequestMap, Status, StreamEnv};
+use turnstile_plugins::{HeaderPairs, MapType, Status, StreamEnv};
 
 /// Events a policy may emit into one turn's decision log.
 const MAX_EVENTS: usize = 16;
@@ -52,7 +53,7 @@ pub trait PolicyStore: Send + Sync {
 /// One turn's environment, for all its policies in turn.
 pub struct PolicyEnv {
     turn: Arc<TurnFacts>,
-    headers: Option<RequestMap>,
+    headers: PolicyHeaders,
     route: RouteFacts,
     session: Option<SessionView>,
     builtin: Option<Arc<Decision>>,
@@ -72,8 +73,8 @@ impl PolicyEnv {
     /// An environment for a turn that has not been placed.
     pub fn new(turn: Arc<TurnFacts>, session: Option<SessionView>, store: Arc<dyn PolicyStore>) -> Self {
         Self {
+            headers: PolicyHeaders(turn.head.clone()),
             turn,
-            headers: None,
             route: RouteFacts::default(),
             session,
             builtin: None,
@@ -222,13 +223,10 @@ impl StreamEnv for PolicyEnv {
     }
 
     fn header_map(&mut self, map: MapType) -> Option<&mut dyn HeaderPairs> {
-        if map != MapType::RequestHeaders {
-            return None;
+        match map {
+            MapType::RequestHeaders => Some(&mut self.headers),
+            _ => None,
         }
-        if self.headers.is_none() {
-            self.headers = Some(self.turn.request_map());
-        }
-        self.headers.as_mut().map(|m| m as &mut dyn HeaderPairs)
     }
 
     fn call_foreign(&mut self, name: &str, arguments: &[u8]) -> Result<Cow<'_, [u8]>, Status> {

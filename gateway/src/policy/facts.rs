@@ -147,11 +147,6 @@ impl TurnFacts {
     pub fn standard_property(&self, name: &str) -> Option<Cow<'_, [u8]>> {
         self.head.property(name, Some(self.turn.body.len()))
     }
-
-    /// The request headers, as policies may read them.
-    pub fn request_map(&self) -> RequestMap {
-        self.head.request_map()
-    }
 }
 
 // === impl RequestHead ===

@@ -3,6 +3,7 @@
 pub mod chain;
 pub mod env;
 pub mod facts;
+pub mod headers;
 
 pub use chain::{ChainPlugin, TurnPolicies, Verdict};
 pub use env::{PolicyEnv, PolicyStore, RouteFacts};
