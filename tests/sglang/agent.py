@@ -14,6 +14,8 @@ from recorder import Exchange
 # The weights are random, so what is written is bounded by a grammar. With `enable_thinking` the grammar would begin after
 # the reasoning only; without it SGLang's parser still takes apart what looks like reasoning.
 ANSWER = "[a-z ]{80}"
+# As long as agents' system prompts are, in proportion: several blocks of the gateway's prefix index.
+INSTRUCTIONS = "You are a helpful assistant. Compare the results of the research and write a short summary. " * 18
 NO_GRAMMAR_DELAY = {"enable_thinking": False}
 
 
@@ -65,7 +67,7 @@ class Agent:
             http_client=httpx.Client(transport=self._tee, timeout=120),
         )
         # Unlike any other, so that nothing of it is cached before.
-        self.messages = [{"role": "system", "content": f"{uuid.uuid4().hex} You are a helpful assistant."}]
+        self.messages = [{"role": "system", "content": f"{uuid.uuid4().hex} {INSTRUCTIONS}"}]
 
     def turn(self, text, nvext=None, regex=ANSWER, leave_after=None, **arguments):
         """Sends the history and `text`, streaming; adds the answer to the history. With `leave_after` the client hangs

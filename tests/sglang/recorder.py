@@ -7,6 +7,7 @@ JSON object per finished exchange to FILE (default standard output).
 import asyncio
 import dataclasses
 import json
+import logging
 import sys
 import threading
 import time
@@ -17,6 +18,9 @@ from aiohttp import web
 # Headers about one connection, which each side sets for itself (RFC 9110, 7.6.1).
 HOP_BY_HOP = {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 LARGEST_BODY = 128 << 20  # bytes
+
+# A gateway that hangs up is no error here.
+logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
 
 @dataclasses.dataclass
@@ -124,13 +128,15 @@ class Recorder:
                 self._finish(exchange, "complete")
                 await response.write_eof()
                 return response
+        except (asyncio.CancelledError, aiohttp.ClientConnectionResetError):
+            # The latter is what a write to the gateway raises.
+            self._finish(exchange, "client gone")
+            raise
         except aiohttp.ClientError:
             self._finish(exchange, "worker gone")
+            # Cut, as the worker's own connection was.
             if request.transport is not None:
                 request.transport.abort()
-            raise
-        except (asyncio.CancelledError, ConnectionError):
-            self._finish(exchange, "client gone")
             raise
 
     def _begin(self, request):

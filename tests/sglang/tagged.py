@@ -123,8 +123,11 @@ def conversation(claims, rig):
         f"{explained}",
     )
     claims.check(
-        "from the second turn on, the gateway expects cached tokens",
-        all(line and (line.get("predicted_cached") or 0) > 0 for line in lines[1:]),
+        "from the second turn on, the gateway predicts cached tokens: at least half of what there is, not more than the prompt",
+        all(
+            line and tokens / 2 <= (line.get("predicted_cached") or 0) <= prompt
+            for line, tokens, prompt in list(zip(lines, cached, prompts))[1:]
+        ),
         f"predicted {[line and line.get('predicted_cached') for line in lines]}, reported {cached}",
     )
 
