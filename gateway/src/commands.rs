@@ -1,6 +1,7 @@
 //! What the subcommands do. Every error is a text for the terminal.
 
 use crate::cli::{CheckArgs, ExplainArgs, RunArgs, SimArgs};
+use crate::generation::{Foundation, problems};
 use crate::metrics::Metrics;
 use crate::reload::Source;
 use crate::run::{Running, thread_count};
@@ -100,7 +101,13 @@ pub fn check(args: &CheckArgs) -> Outcome {
     for warning in config.warnings() {
         eprintln!("warning: {warning}");
     }
-    print(&config.summary())
+    let foundation = Foundation::new(&config).map_err(|e| e.to_string())?;
+    let problems = problems(&config, &foundation);
+    if problems.is_empty() {
+        return print(&config.summary());
+    }
+    let lines: Vec<String> = problems.iter().map(|p| format!("{}: {p}", args.config.display())).collect();
+    Err(lines.join("\n"))
 }
 
 /// `turnstile schema`.

@@ -129,6 +129,13 @@ pub fn prepare(config: Config, foundation: &Foundation, previous: Option<&Genera
     Ok(Prepared { config: Arc::new(config), chain, workers })
 }
 
+/// What would keep a generation from being built: every secret that cannot be read, every plugin that does not start.
+pub fn problems(config: &Config, foundation: &Foundation) -> Vec<BuildError> {
+    let mut problems: Vec<BuildError> = worker_settings(config).err().into_iter().collect();
+    problems.extend(config.plugins.iter().filter_map(|plugin| start_plugin(plugin, foundation, None).err()));
+    problems
+}
+
 fn start_plugin(
     plugin: &turnstile_config::Plugin,
     foundation: &Foundation,

@@ -77,9 +77,7 @@ impl Running {
         let threads = thread_count(&config);
         let metrics = Arc::new(Metrics::new()?);
         let log = AccessLog::open(&config.logging.access)?;
-        let runtime = Runtime::new(RuntimeOptions { cache_dir: cache_dir(&config), ..RuntimeOptions::default() })?;
-        let seed = u64::try_from(crate::request_id::random_u128() >> 64).unwrap_or_default();
-        let foundation = Foundation { runtime, shared: Arc::new(SharedState::default()), seed, threads };
+        let foundation = Foundation::new(&config)?;
 
         // Everything that can fail comes before anything is served.
         let mut bound = Vec::new();
@@ -204,6 +202,18 @@ async fn expire(gateway: Arc<Gateway>) {
     loop {
         every.tick().await;
         gateway.fleet.sessions.expire();
+    }
+}
+
+impl Foundation {
+    /// What all generations of a process share, as its first configuration says.
+    ///
+    /// # Errors
+    /// The plugin engine does not start.
+    pub fn new(config: &Config) -> Result<Self, turnstile_plugins::RuntimeError> {
+        let runtime = Runtime::new(RuntimeOptions { cache_dir: cache_dir(config), ..RuntimeOptions::default() })?;
+        let seed = u64::try_from(crate::request_id::random_u128() >> 64).unwrap_or_default();
+        Ok(Self { runtime, shared: Arc::new(SharedState::default()), seed, threads: thread_count(config) })
     }
 }
 
