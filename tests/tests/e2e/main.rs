@@ -1,4 +1,6 @@
 //! End-to-end tests: real sockets, the gateway as a library, simulated workers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+mod bodies;
+mod serving;
 mod structure;

@@ -1,0 +1,196 @@
+//! What a rig is made of.
+
+use super::rig::Rig;
+use std::path::{Path, PathBuf};
+use turnstile_sim::SimConfig;
+
+/// A rig to be started: simulated workers, and the configuration of the gateway in front of them.
+///
+/// Without further words: one worker with every optional feature except sessions, a thousand times faster than real time;
+/// the built-in policies; frequent probes; explanations and an access log.
+pub struct Setup {
+    pub(super) workers: Vec<SimConfig>,
+    pub(super) keys: Vec<(String, String)>,
+    pub(super) pools: Vec<PoolText>,
+    pub(super) plugins: Option<String>,
+    externals: Vec<String>,
+    shared: SimConfig,
+}
+
+/// A pool in the file: its name, more keys, and its workers as positions in the rig.
+#[derive(Clone)]
+pub(super) struct PoolText {
+    name: String,
+    keys: String,
+    workers: Vec<(usize, String)>,
+}
+
+// === impl Setup ===
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Setup {
+    /// The default described above.
+    pub fn new() -> Self {
+        let shared = SimConfig {
+            speed: 1000.0,
+            prefill_tokens_per_s: 8000.0,
+            enable_priority_scheduling: true,
+            enable_cache_report: false,
+            ..SimConfig::default()
+        };
+        let keys = [
+            ("threads", "1"),
+            ("admin.address", "\"127.0.0.1:0\""),
+            ("logging.access", "\"access.log\""),
+            ("logging.explain_headers", "true"),
+            ("routing.probe_interval_ms", "50"),
+            ("routing.load_interval_ms", "20"),
+            ("retry.backoff_ms", "1"),
+        ];
+        let keys = keys.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
+        Self { workers: Vec::new(), keys, pools: Vec::new(), plugins: None, externals: Vec::new(), shared }
+    }
+
+    /// Changes what all workers added from now on are.
+    #[must_use]
+    pub fn sim(mut self, change: impl FnOnce(&mut SimConfig)) -> Self {
+        change(&mut self.shared);
+        self
+    }
+
+    /// Adds workers.
+    #[must_use]
+    pub fn workers(mut self, count: usize) -> Self {
+        self.workers.extend(std::iter::repeat_n(self.shared.clone(), count));
+        self
+    }
+
+    /// Adds a worker that differs.
+    #[must_use]
+    pub fn worker(mut self, change: impl FnOnce(&mut SimConfig)) -> Self {
+        let mut config = self.shared.clone();
+        change(&mut config);
+        self.workers.push(config);
+        self
+    }
+
+    /// Adds a worker that runs elsewhere; its position is behind the simulated ones.
+    #[must_use]
+    pub fn external(mut self, url: String) -> Self {
+        self.externals.push(url);
+        self
+    }
+
+    /// Sets a key of the configuration, by its dotted name, to a TOML value.
+    #[must_use]
+    pub fn set(mut self, key: &str, value: &str) -> Self {
+        self.put(key, value);
+        self
+    }
+
+    pub(super) fn put(&mut self, key: &str, value: &str) {
+        self.keys.retain(|(known, _)| known != key);
+        self.keys.push((key.to_owned(), value.to_owned()));
+    }
+
+    /// Names a pool of workers (positions in the rig) with more keys, such as `models = ["a"]`. Without any there is one
+    /// pool of all workers.
+    #[must_use]
+    pub fn pool(mut self, name: &str, keys: &str, workers: &[usize]) -> Self {
+        let workers = workers.iter().map(|&at| (at, String::new())).collect();
+        self.pools.push(PoolText { name: name.to_owned(), keys: keys.to_owned(), workers });
+        self
+    }
+
+    /// Adds keys to a worker's table in the last pool named, such as `labels = { gpu = "h200" }`.
+    #[must_use]
+    pub fn worker_keys(mut self, worker: usize, keys: &str) -> Self {
+        let pool = self.pools.last_mut().expect("a pool");
+        let entry = pool.workers.iter_mut().find(|(at, _)| *at == worker).expect("a worker of the pool");
+        entry.1 = keys.to_owned();
+        self
+    }
+
+    /// The `[[plugins]]` part of the file, instead of the built-in chain.
+    #[must_use]
+    pub fn plugins(mut self, toml: impl Into<String>) -> Self {
+        self.plugins = Some(toml.into());
+        self
+    }
+
+    /// The file, for simulated workers at these URLs.
+    pub(super) fn render(&self, simulated: &[String]) -> String {
+        let urls = [simulated, self.externals.as_slice()].concat();
+        let mut text = String::new();
+        for (key, value) in &self.keys {
+            text.push_str(&format!("{key} = {value}\n"));
+        }
+        let cache = cache_dir();
+        text.push_str(&format!("state.dir = {:?}\n", cache.display().to_string()));
+        text.push_str("\n[[listeners]]\naddress = \"127.0.0.1:0\"\n");
+        let all = PoolText {
+            name: "default".into(),
+            keys: String::new(),
+            workers: (0..urls.len()).map(|at| (at, String::new())).collect(),
+        };
+        let pools = if self.pools.is_empty() { std::slice::from_ref(&all) } else { &self.pools };
+        for pool in pools {
+            text.push_str(&format!("\n[[pools]]\nname = {:?}\n{}\nworkers = [\n", pool.name, pool.keys));
+            for (at, keys) in &pool.workers {
+                let separator = if keys.is_empty() { "" } else { ", " };
+                text.push_str(&format!("  {{ url = {:?}{separator}{keys} }},\n", urls[*at]));
+            }
+            text.push_str("]\n");
+        }
+        if let Some(plugins) = &self.plugins {
+            text.push('\n');
+            text.push_str(plugins);
+        }
+        text
+    }
+
+    /// Starts workers and gateway, and waits until every worker that a pool names is ready.
+    pub async fn start(self) -> Rig {
+        let rig = self.start_unready().await;
+        rig.ready().await;
+        rig
+    }
+
+    /// Starts workers and gateway, and waits for nothing.
+    pub async fn start_unready(mut self) -> Rig {
+        if self.workers.is_empty() && self.externals.is_empty() {
+            self = self.workers(1);
+        }
+        Rig::start(self).await
+    }
+
+    /// How many workers the pools name.
+    pub(super) fn named_workers(&self) -> usize {
+        if self.pools.is_empty() {
+            return self.workers.len() + self.externals.len();
+        }
+        self.pools.iter().map(|pool| pool.workers.len()).sum()
+    }
+
+    /// The workers of a pool from now on.
+    pub fn set_pool_workers(&mut self, name: &str, workers: &[usize]) {
+        if self.pools.is_empty() {
+            let workers = (0..self.workers.len()).map(|at| (at, String::new())).collect();
+            self.pools.push(PoolText { name: "default".into(), keys: String::new(), workers });
+        }
+        let pool = self.pools.iter_mut().find(|pool| pool.name == name).expect("the pool");
+        pool.workers = workers.iter().map(|&at| (at, String::new())).collect();
+    }
+}
+
+/// Compiled modules, kept from run to run beside the build's other products.
+fn cache_dir() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let profile = exe.parent().and_then(Path::parent).expect("a test binary lies in target/PROFILE/deps");
+    profile.join("tmp/turnstile-state")
+}
