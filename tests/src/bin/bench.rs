@@ -1,2 +1,140 @@
-//! The benchmark.
-fn main() {}
+//! `turnstile-bench`: CPU time per request of the gateway beside a plain pingora proxy in the same run, and the weight of its
+//! parts. It reports; it never fails because a number is large.
+
+#![forbid(unsafe_code)]
+
+#[path = "../demo/gateway.rs"]
+mod gateway;
+#[path = "../bench/load.rs"]
+mod load;
+#[path = "../bench/micro.rs"]
+mod micro;
+#[path = "../bench/plain.rs"]
+mod plain;
+#[path = "../bench/process.rs"]
+mod process;
+#[path = "../bench/report.rs"]
+mod report;
+#[path = "../bench/requests.rs"]
+mod requests;
+#[path = "../bench/rounds.rs"]
+mod rounds;
+#[path = "../bench/upstream.rs"]
+mod upstream;
+
+use report::Figure;
+use rounds::{Effort, Proxies};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const HELP: &str = "\
+CPU time per request of the gateway beside a plain pingora proxy, and the weight of its parts.
+
+Usage: turnstile-bench [--quick] [--json FILE]
+
+  --quick      one short round: shows that everything runs, numbers are rough
+  --json FILE  writes every number there, round by round
+  --help       this text
+";
+
+#[derive(Default)]
+struct Options {
+    quick: bool,
+    json: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match words.as_slice() {
+        ["--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        ["--role", "upstream", ports] => upstream::run(ports.parse().unwrap_or(1)),
+        ["--role", "plain", address, upstreams] => role_plain(address, upstreams),
+        words => options(words).and_then(|options| bench(&options)),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("turnstile-bench: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn role_plain(address: &str, upstreams: &str) -> Result<(), String> {
+    let parse = |text: &str| text.parse().map_err(|_| format!("not an address: {text:?}"));
+    let upstreams = upstreams.split(' ').map(parse).collect::<Result<_, String>>()?;
+    plain::run(parse(address)?, upstreams);
+    Ok(())
+}
+
+fn options(words: &[&str]) -> Result<Options, String> {
+    let mut options = Options::default();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match (*word, words.as_slice().first()) {
+            ("--quick", _) => options.quick = true,
+            ("--json", Some(path)) => {
+                options.json = Some(PathBuf::from(path));
+                words.next();
+            }
+            (other, _) => return Err(format!("what is {other:?}?\n\n{HELP}")),
+        }
+    }
+    Ok(options)
+}
+
+fn bench(options: &Options) -> Result<(), String> {
+    let effort = if options.quick {
+        Effort { rounds: 1, divide: 10, idle: 200 }
+    } else {
+        Effort { rounds: 7, divide: 1, idle: 2000 }
+    };
+    let dir = tempfile::Builder::new().prefix("turnstile-bench-").tempdir().map_err(|e| e.to_string())?;
+    // Before anything else has grown this process.
+    let session = micro::session_bytes(if options.quick { 20_000 } else { 100_000 })?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+    let mut figures = {
+        let _within = runtime.enter();
+        inside(dir.path(), options.quick)?
+    };
+    figures.push(Figure { name: "one live session (tag mode)".into(), value: session, unit: "B", budget: "<= 1 KB" });
+    let cases = runtime.block_on(async {
+        let proxies = Proxies::start(dir.path()).await?;
+        figures.extend(proxies.idle_connections(effort.idle).await?);
+        let cases = proxies.cases(effort).await?;
+        proxies.stop().await?;
+        Ok::<_, String>(cases)
+    })?;
+    println!("{}", report::table(&cases, &figures));
+    if let Some(path) = &options.json {
+        let text = serde_json::to_string_pretty(&report::json(&cases, &figures)).map_err(|e| e.to_string())?;
+        std::fs::write(path, text + "\n").map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn inside(dir: &Path, quick: bool) -> Result<Vec<Figure>, String> {
+    let calls = if quick { 200 } else { 4000 };
+    let mut figures = Vec::new();
+    for (workers, budget) in [(8, "<= 25 us"), (256, "<= 150 us")] {
+        let full = micro::Rig::new(workers, true, dir)?.decision_us(calls)?;
+        let native = micro::Rig::new(workers, false, dir)?.decision_us(calls)?;
+        let name = format!("full decision, {workers} workers, three wasm policies");
+        figures.push(Figure { name, value: full, unit: "us", budget });
+        let name = format!("full decision, {workers} workers, no plugins");
+        figures.push(Figure { name, value: native, unit: "us", budget: "" });
+    }
+    let rig = micro::Rig::new(1, false, dir)?;
+    let (ours, parser) = rig.understanding_gb_s(if quick { 10 } else { 200 })?;
+    let name = "understanding a 1 MB body (scan, hints, identity, hashes)".into();
+    figures.push(Figure { name, value: ours, unit: "GB/s", budget: ">= 2 GB/s" });
+    let name = "for comparison: serde_json finding its top-level members".into();
+    figures.push(Figure { name, value: parser, unit: "GB/s", budget: "" });
+    let blocks = micro::index_bytes_per_block(if quick { 32_768 } else { 262_144 });
+    figures.push(Figure { name: "prefix index, per block, full".into(), value: blocks, unit: "B", budget: "<= 48 B" });
+    Ok(figures)
+}

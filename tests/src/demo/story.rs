@@ -215,7 +215,8 @@ impl<'a> Story<'a> {
         };
         let leave = async {
             stage.until("four turns to wait", async || (stage.queued().await? >= 4).then_some(())).await?;
-            Ok(drop(streams.pop()))
+            drop(streams.pop());
+            Ok(())
         };
         let [first, second, third] = waiting.as_slice() else { return Err("three turns were meant to wait".into()) };
         let (.., answer, ()) =
