@@ -3,7 +3,10 @@ the next turn. The gateway sends it that prefix while the agent is busy with its
 
 import time
 
-from agent import Agent
+import httpx
+
+from agent import NO_GRAMMAR_DELAY, Agent
+from rig import MODEL
 
 LOWEST = -100  # prefill.engine_priority
 THINKING = "<think>[a-z ]{60}</think>"
@@ -26,6 +29,7 @@ def run(claims, rig):
     pair(claims, rig, "reasoning in the text", THINKING + "[a-z ]{160}", {"separate_reasoning": False})
     pair(claims, rig, "a tool call", THINKING + CALL, {}, tools=TOOLS)
     never_for_aborted(claims, rig)
+    hangs_up_after_done(claims, rig)
 
 
 def pair(claims, rig, title, regex, extra, tools=None):
@@ -47,7 +51,9 @@ def pair(claims, rig, title, regex, extra, tools=None):
                 agent.messages.append({"role": "tool", "tool_call_id": call["id"], "content": "a result of the search"})
         text = None if first.tool_calls else "Now compare the two results."
         second = agent.turn(text, nvext, regex, extra_body=dict(extra), **arguments)
-        side = [e for e in rig.recorder.since(mark, "/v1/chat/completions") if e not in (first.exchange, second.exchange)]
+        # The second turn is warmed for too; that one is not looked at.
+        between = [e for e in rig.recorder.since(mark, "/v1/chat/completions") if e.number < second.exchange.number]
+        side = [e for e in between if e is not first.exchange]
         line = rig.gateway.access_line(first.request_id) or {}
         seen[hinted] = (first, second, prefill, side, line)
 
@@ -100,6 +106,38 @@ def never_for_aborted(claims, rig):
     time.sleep(1)
     side = [e for e in rig.recorder.since(mark, "/v1/chat/completions") if e is not turn.exchange]
     claims.check("no prefill for a turn whose client left", not side, f"other chat requests: {len(side)}")
+
+
+def hangs_up_after_done(claims, rig, count=10):
+    """As the OpenAI client does: it closes the connection when it has read `[DONE]`, before the body's end."""
+    lines, prefills, mark = [], 0, rig.recorder.mark()
+    for number in range(count):
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": f"Write, {number}."}],
+            "max_tokens": 100,
+            "regex": "[a-z ]{20}",
+            "chat_template_kwargs": NO_GRAMMAR_DELAY,
+            "stream": True,
+            "nvext": {"agent_hints": {"speculative_prefill": True}},
+        }
+        before, received = rig.recorder.mark(), b""
+        with (
+            httpx.Client(timeout=60) as http,
+            http.stream("POST", f"{rig.gateway.url}/v1/chat/completions", json=body) as response,
+        ):
+            for piece in response.iter_raw():
+                received += piece
+                if b"data: [DONE]" in received:
+                    break
+        prefills += wait_prefill(rig, before, 3) is not None
+        lines.append(rig.gateway.access_line(response.headers["x-request-id"]) or {})
+    aborts = rig.recorder.since(mark, "/abort_request")
+    claims.check(
+        "a client that hangs up after [DONE] had its turn: it is logged as finished, warmed, and nothing is aborted",
+        all((line.get("end"), line.get("status")) == ("finished", 200) for line in lines) and prefills == count and not aborts,
+        f"ends {[line.get('end') for line in lines]}, {prefills} prefills, {len(aborts)} abort_request for {count} turns",
+    )
 
 
 def wait_prefill(rig, mark, seconds=20):

@@ -4,6 +4,7 @@ use bytes::BytesMut;
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -11,8 +12,16 @@ use tokio::task::JoinSet;
 /// A scripted worker. Dropped, it ends.
 pub struct Scripted {
     addr: SocketAddr,
-    heads: Arc<Mutex<Vec<String>>>,
+    script: Arc<Script>,
     _tasks: JoinSet<()>,
+}
+
+struct Script {
+    answer: Vec<u8>,
+    /// A second inference request on a connection closes it.
+    closes: bool,
+    heads: Mutex<Vec<String>>,
+    closed: AtomicUsize,
 }
 
 // === impl Scripted ===
@@ -20,19 +29,28 @@ pub struct Scripted {
 impl Scripted {
     /// Starts one that answers with `answer`, the whole of it from the status line on.
     pub async fn start(answer: impl Into<Vec<u8>>) -> Self {
+        Self::run(answer.into(), false).await
+    }
+
+    /// Starts one that answers one inference request on a connection, and closes it when the next one comes.
+    pub async fn closing(answer: impl Into<Vec<u8>>) -> Self {
+        Self::run(answer.into(), true).await
+    }
+
+    async fn run(answer: Vec<u8>, closes: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let answer: Arc<[u8]> = answer.into().into();
-        let heads = Arc::new(Mutex::new(Vec::new()));
+        let script = Script { answer, closes, heads: Mutex::default(), closed: AtomicUsize::new(0) };
+        let script = Arc::new(script);
         let mut tasks = JoinSet::new();
-        let seen = Arc::clone(&heads);
+        let shared = Arc::clone(&script);
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(serve(stream, Arc::clone(&answer), Arc::clone(&seen)));
+                connections.spawn(serve(stream, Arc::clone(&shared)));
             }
         });
-        Self { addr, heads, _tasks: tasks }
+        Self { addr, script, _tasks: tasks }
     }
 
     /// `http://host:port`.
@@ -42,11 +60,17 @@ impl Scripted {
 
     /// The heads of the inference requests so far.
     pub fn heads(&self) -> Vec<String> {
-        self.heads.lock().clone()
+        self.script.heads.lock().clone()
+    }
+
+    /// Connections closed instead of an answer.
+    pub fn closed(&self) -> usize {
+        self.script.closed.load(Ordering::Relaxed)
     }
 }
 
-async fn serve(mut stream: TcpStream, answer: Arc<[u8]>, heads: Arc<Mutex<Vec<String>>>) {
+async fn serve(mut stream: TcpStream, script: Arc<Script>) {
+    let mut served = false;
     let mut buffer = BytesMut::new();
     loop {
         let end = loop {
@@ -72,8 +96,12 @@ async fn serve(mut stream: TcpStream, answer: Arc<[u8]>, heads: Arc<Mutex<Vec<St
             Some("/server_info") => b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
             Some(path) if path.starts_with("/v1/loads") => b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
             _ => {
-                heads.lock().push(head);
-                &answer
+                if script.closes && std::mem::replace(&mut served, true) {
+                    script.closed.fetch_add(1, Ordering::Relaxed);
+                    return;
+                }
+                script.heads.lock().push(head);
+                &script.answer
             }
         };
         if stream.write_all(bytes).await.is_err() {

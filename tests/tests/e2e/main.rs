@@ -2,5 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod bodies;
+mod hints;
+mod prefill;
+mod queue;
+mod retries;
 mod serving;
+mod sessions;
+mod streaming_sessions;
+mod streams;
 mod structure;
