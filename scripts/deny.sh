@@ -5,7 +5,9 @@ cd "$(dirname "$0")/.."
 if ! command -v cargo-deny >/dev/null; then
   cargo install --locked --quiet cargo-deny --version 0.20.2
 fi
-cargo deny --locked check licenses bans sources
+for manifest in Cargo.toml policies/Cargo.toml; do
+  cargo deny --locked --manifest-path "$manifest" check --config deny.toml --hide-inclusion-graph licenses bans sources
+done
 if timeout 60 cargo deny --locked fetch db >/dev/null 2>&1; then
   cargo deny --locked check advisories
 else
