@@ -116,7 +116,7 @@ def deltas(claims, rig):
     answers = [talk.turn(texts[0], "open"), talk.turn(texts[1]), talk.turn(texts[2])]
     before_close = rig.recorder.since(mark, "/close_session")
     last = talk.turn(" Done.", "close")
-    closes = rig.recorder.wait(lambda: rig.recorder.since(mark, "/close_session"), 10) or []
+    closes = wait_close(rig, mark, rig.recorder.since(mark, "/generate")[0])
     opens, turns = rig.recorder.since(mark, "/open_session"), rig.recorder.since(mark, "/generate")
 
     opened = opens[0].json if opens else {}
@@ -222,11 +222,12 @@ def wait(claims, rig):
     closing = talk.turn(" Done.", "close")
     for other in (thread, second[1]):
         other.join(120)
-    closes = rig.recorder.wait(lambda: rig.recorder.since(mark, "/close_session"), 10) or []
-    end = max(e.last_piece or e.began for e in rig.recorder.since(mark, "/generate"))
+    closes = wait_close(rig, mark, first)
+    # If the closing turn came before the second one, that is of no session.
+    end = max(e.last_piece for e in rig.recorder.since(mark, "/generate") if engine_session(e) == engine_session(first))
     claims.check(
         "a close sent while a turn runs reaches the worker after all turns have ended",
-        running.served() and len(closes) == 1 and closes[0].began >= end,
+        running.served() and second[0].served() and closing.served() and len(closes) == 1 and closes[0].began >= end,
         f"{running.outcome()}; {second[0].outcome()}; closing turn {closing.outcome()}; {[e.json for e in closes]}",
     )
     well(claims, rig)
@@ -260,15 +261,16 @@ def leaving(claims, rig, served):
     claims.check("and the session's last turn is served", last.served(), last.outcome())
 
     talk = Conversation(rig, f"left-closing-{served}")
-    mark = rig.recorder.mark()
     talk.turn("First.", "open")
+    mark = rig.recorder.mark()
     talk.turn(" At length.", "close", tokens=LONG, leave_after=2000)
-    left = rig.recorder.since(mark, "/generate")[-1]
-    closes = rig.recorder.wait(lambda: rig.recorder.since(mark, "/close_session"), 15) or []
+    left = rig.recorder.since(mark, "/generate")[0]
+    closes = wait_close(rig, mark, left)
     claims.check(
         "a client that leaves in its closing turn: closed once, after the worker let go",
         left.end == "client gone" and len(closes) == 1 and closes[0].began >= left.ended,
-        f"{[e.json for e in closes]}, {closes and round((closes[0].began - left.ended) * 1000)} ms after the client left",
+        f"the exchange ended with: {left.end}; {[e.json for e in closes]}"
+        + (f", {(closes[0].began - left.ended) * 1000:.0f} ms later" if closes and left.ended else ""),
     )
     well(claims, rig)
 
@@ -290,7 +292,7 @@ def refuse(claims, rig):
         f"{second.outcome()}; {third.outcome()}; requests to the worker meanwhile: {len(reached)}",
     )
     claims.check("the running turn ends as if nothing had been", running.served(), running.outcome())
-    closes = rig.recorder.since(mark, "/close_session")
+    closes = closes_of(rig, mark, first)
     claims.check(
         "a close beside it does not reach the worker before its end",
         all(e.began >= first.last_piece for e in closes),
@@ -299,7 +301,8 @@ def refuse(claims, rig):
     after = talk.turn(" After all.")
     claims.check("the session goes on after it", after.served(), after.outcome())
     last = talk.turn(" Done.", "close")
-    claims.check("and is closed at last", last.served() and rig.recorder.wait(lambda: rig.recorder.since(mark, "/close_session"), 10), last.outcome())
+    closes = wait_close(rig, mark, first)
+    claims.check("and is closed at last", last.served() and len(closes) == 1, f"{last.outcome()}; {[e.json for e in closes]}")
     well(claims, rig)
     leaving(claims, rig, served=(200, 409))
 
@@ -322,8 +325,7 @@ def safety(claims, recorder, worker):
     """Over all that the worker received: never two turns of a session at once, never a close during one."""
     turns, overlaps = {}, []
     for exchange in recorder.since(0, "/generate"):
-        session = ((exchange.json or {}).get("session_params") or {}).get("id")
-        if session:
+        if session := engine_session(exchange):
             turns.setdefault(session, []).append(exchange)
     for session, exchanges in turns.items():
         for before, after in zip(exchanges, exchanges[1:]):
@@ -373,6 +375,23 @@ def bare(claims, worker):
     code = worker.wait(30)
     end = "the server lives on" if code is None else f"the server is gone (exit code {code})"
     claims.note(f"long turn: {outcome}, second turn beside it: {statuses[0]}, close: {statuses[1]}; {end}")
+
+
+def engine_session(exchange):
+    """The id that a turn names to the worker; None for one without a session."""
+    return ((exchange.json or {}).get("session_params") or {}).get("id")
+
+
+def closes_of(rig, mark, turn):
+    """The close_session requests since `mark` for the session of `turn`, a recorded exchange."""
+    return [e for e in rig.recorder.since(mark, "/close_session") if e.json["session_id"] == engine_session(turn)]
+
+
+def wait_close(rig, mark, turn, seconds=15):
+    """The same once there is one, and a moment for one too many has passed."""
+    rig.recorder.wait(lambda: closes_of(rig, mark, turn), seconds)
+    time.sleep(0.3)
+    return closes_of(rig, mark, turn)
 
 
 def well(claims, rig):
