@@ -6,7 +6,7 @@ if ! command -v cargo-deny >/dev/null; then
   cargo install --locked --quiet cargo-deny --version 0.20.2
 fi
 for manifest in Cargo.toml policies/Cargo.toml; do
-  cargo deny --locked --manifest-path "$manifest" check --config deny.toml --hide-inclusion-graph licenses bans sources
+  cargo deny --locked --config deny.toml --manifest-path "$manifest" check --hide-inclusion-graph licenses bans sources
 done
 if timeout 60 cargo deny --locked fetch db >/dev/null 2>&1; then
   cargo deny --locked check advisories
