@@ -51,6 +51,9 @@ def tagged_server(claims, binary, folder, flows):
             claims.run("the client's bytes are the worker's", exact.run, rig)
         if "tagged" in flows:
             claims.run("shutdown", tagged.shutdown, rig)
+            one = "[admission]\nmax_in_flight_per_worker = 1"
+            with Gateway(binary, folder, "gateway-one", recorder.url, one) as busy:
+                claims.run("order in the queue", tagged.overtaking, Rig(worker, recorder, busy))
 
 
 def streaming_server(claims, binary, folder):
@@ -59,13 +62,13 @@ def streaming_server(claims, binary, folder):
     flags = ["--enable-streaming-session", "--enable-priority-scheduling"]
     claims.section("starting SGLang " + " ".join(flags))
     with Worker(folder, "sglang-streaming", *flags) as worker, recorded(worker, folder, "received-streaming") as recorder:
-        with Gateway(binary, folder, "gateway-wait", recorder.url, 'busy = "wait"') as gateway:
+        with Gateway(binary, folder, "gateway-wait", recorder.url, '[sessions]\nbusy = "wait"') as gateway:
             rig = Rig(worker, recorder, gateway)
             claims.run("streaming session: deltas", streaming.deltas, rig)
             claims.run('streaming session: busy = "wait"', streaming.wait, rig)
             claims.run("no cache report: the client's bytes are the worker's", exact.without_cache_report, rig)
             claims.run("streaming session: shutdown", streaming.shutdown, rig)
-        with Gateway(binary, folder, "gateway-refuse", recorder.url, 'busy = "refuse"') as gateway:
+        with Gateway(binary, folder, "gateway-refuse", recorder.url, '[sessions]\nbusy = "refuse"') as gateway:
             claims.run('streaming session: busy = "refuse"', streaming.refuse, Rig(worker, recorder, gateway))
         claims.run("streaming session: what the worker was spared", streaming.safety, recorder, worker)
         claims.run("the same without a gateway", streaming.bare, worker)

@@ -133,9 +133,9 @@ class Worker(Process):
 
 
 class Gateway(Process):
-    """`turnstile run` in front of one worker URL; `sessions` are lines of its [sessions] table."""
+    """`turnstile run` in front of one worker URL; `tables` is more of its configuration."""
 
-    def __init__(self, binary, folder, name, upstream, sessions=""):
+    def __init__(self, binary, folder, name, upstream, tables=""):
         self.port, admin = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.admin = f"http://127.0.0.1:{admin}"
@@ -152,8 +152,7 @@ address = "127.0.0.1:{admin}"
 [[pools]]
 workers = [{{ url = "{upstream}", id = "worker" }}]
 
-[sessions]
-{sessions}
+{tables}
 
 [logging]
 access = "{self.access}"
@@ -174,6 +173,14 @@ dir = "{folder / 'state'}"
             raise
         return self
 
+    def queue_depth(self):
+        """Turns that wait in the gateway."""
+        return httpx.get(f"{self.admin}/workers", timeout=10).raise_for_status().json()["queue_depth"]
+
+    def sessions(self):
+        """What the admin listener lists."""
+        return httpx.get(f"{self.admin}/sessions", timeout=10).raise_for_status().json()["sessions"]
+
     def access_lines(self):
         """The access log so far, one object per request."""
         if not self.access.exists():
@@ -185,7 +192,7 @@ dir = "{folder / 'state'}"
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for line in self.access_lines():
-                if request_id in (line.get("request_id"), line.get("id")):
+                if line.get("request_id") == request_id:
                     return line
             time.sleep(0.05)
         return None

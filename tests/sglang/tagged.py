@@ -1,5 +1,6 @@
 """Sessions by tag: chat with the full history; the worker is told priority and session, and the end of the session."""
 
+import threading
 import time
 
 import sse
@@ -31,7 +32,7 @@ def conversation(claims, rig):
         agent.turn("Now write a short summary.", nvext("s1"), stream_options={"include_usage": True}),
         agent.turn("Name the functions and their parameters.", nvext("s1")),
     ]
-    open_during = sessions(rig)
+    open_during = rig.gateway.sessions()
     before_close = rig.recorder.since(mark, "/close_session")
     turns.append(agent.turn("That is all.", nvext("s1", "close")))
     closes = wait_close(rig, mark)
@@ -98,7 +99,7 @@ def conversation(claims, rig):
     )
     claims.check(
         "the admin listener lists the session while it is open, and not after",
-        "s1" in str(open_during) or len(open_during) == 1,
+        [(s["mode"], s["worker"], s["turns"]) for s in open_during] == [("tag", "worker", 3)] and not rig.gateway.sessions(),
         f"{open_during}",
     )
 
@@ -112,7 +113,7 @@ def conversation(claims, rig):
             == ("worker", "tag", PRIORITY, 200)
             for line in lines
         ),
-        f"{[{k: line.get(k) for k in ('turn', 'worker', 'session_mode', 'reason', 'engine_priority', 'predicted_cached', 'cached_tokens', 'ttft_ms')} for line in lines if line]}",
+        f"{[{k: line.get(k) for k in ('turn', 'worker', 'session_mode', 'reason', 'engine_priority', 'predicted_cached', 'cached_tokens', 'ttft_ms', 'status', 'end')} for line in lines if line]}",
     )
     explained = {k: v for k, v in turns[2].response.headers.items() if k.startswith("x-turnstile-")}
     claims.check(
@@ -185,6 +186,48 @@ def client_gone(claims, rig):
     )
 
 
+def overtaking(claims, rig):
+    """A worker that is given one turn at a time: of those that wait, the most urgent goes next."""
+    begun = rig.recorder.mark()
+    priorities = {"first": 0, "ordinary": 0, "urgent": 10, "background": -10, "most urgent": 20}
+    threads = []
+
+    def send(name, priority):
+        Agent(rig).turn(name, {"agent_hints": {"priority": priority}}, regex="[a-z ]{1500}", max_tokens=1000)
+
+    for waiting, (name, priority) in enumerate(priorities.items()):
+        thread = threading.Thread(target=send, args=(name, priority), daemon=True)
+        thread.start()
+        threads.append(thread)
+        # Arrived, before the next one is sent.
+        if waiting == 0:
+            arrived = rig.recorder.wait(lambda: rig.recorder.since(begun, "/v1/chat/completions"), 20)
+        else:
+            arrived = rig.recorder.wait(lambda: rig.gateway.queue_depth() == waiting, 20)
+        if not arrived:
+            raise RuntimeError(f"{name!r} has not arrived: queue depth {rig.gateway.queue_depth()}")
+    for thread in threads:
+        thread.join(120)
+    received = rig.recorder.since(begun, "/v1/chat/completions")
+    order = [e.json["messages"][-1]["content"] for e in received]
+    claims.check(
+        "of the turns that wait for a busy worker the more urgent go first, negative priorities last",
+        order == ["first", "most urgent", "urgent", "ordinary", "background"],
+        f"sent {list(priorities)}, the worker received {order}",
+    )
+    claims.check(
+        "and the worker is told their priorities, as signed",
+        [e.json.get("priority") for e in received] == [priorities[name] for name in order],
+        f"{[e.json.get('priority') for e in received]}",
+    )
+    lines = rig.gateway.access_lines()
+    claims.check(
+        "the access log tells how long each one waited",
+        len(lines) == len(order) and sum(line["queue_ms"] > 0 for line in lines) == len(order) - 1,
+        f"queue_ms {[line['queue_ms'] for line in lines]}, in the order of their ends",
+    )
+
+
 def shutdown(claims, rig):
     """The gateway closes what it opened when it stops."""
     turn = Agent(rig).turn("One.", nvext("open-at-the-end"))
@@ -203,11 +246,3 @@ def wait_close(rig, mark, count=1):
     rig.recorder.wait(lambda: len(rig.recorder.since(mark, "/close_session")) >= count, 10)
     time.sleep(0.5)
     return rig.recorder.since(mark, "/close_session")
-
-
-def sessions(rig):
-    """What the admin listener lists."""
-    import httpx
-
-    answer = httpx.get(f"{rig.gateway.admin}/sessions", timeout=10).raise_for_status().json()
-    return answer.get("sessions", answer) if isinstance(answer, dict) else answer
