@@ -4,6 +4,7 @@
 
 use crate::explain;
 use crate::gateway::Gateway;
+use crate::metrics::{WORKER_FIELDS, WORKER_STATES};
 use crate::reload::{Source, reload};
 use crate::ticks::Ticks;
 use async_trait::async_trait;
@@ -100,24 +101,25 @@ impl Admin {
         gateway.fleet.sessions.count();
         for worker in gateway.fleet.workers.current() {
             let view = worker.view(0);
-            for state in ["starting", "ready", "unhealthy", "draining"] {
+            for state in WORKER_STATES {
                 let is = i64::from(view.state.name() == state);
                 gateway.metrics.worker_state.with_label_values(&[&*worker.id, state]).set(is);
             }
             let blocks = gateway.fleet.index.lock().len_of(worker.index);
-            for (field, value) in [
-                ("in_flight", f64::from(view.in_flight)),
-                ("running", f64::from(view.running)),
-                ("waiting", f64::from(view.waiting)),
-                ("max_running", f64::from(view.max_running)),
-                ("kv_used_tokens", view.kv_used_tokens as f64),
-                ("kv_capacity_tokens", view.kv_capacity_tokens as f64),
-                ("waiting_uncached_tokens", view.waiting_uncached_tokens as f64),
-                ("prefill_tokens_per_s", view.prefill_tokens_per_s),
-                ("ttft_ms", view.ttft_ms),
-                ("itl_ms", view.itl_ms),
-                ("index_blocks", blocks as f64),
-            ] {
+            let values = [
+                f64::from(view.in_flight),
+                f64::from(view.running),
+                f64::from(view.waiting),
+                f64::from(view.max_running),
+                view.kv_used_tokens as f64,
+                view.kv_capacity_tokens as f64,
+                view.waiting_uncached_tokens as f64,
+                view.prefill_tokens_per_s,
+                view.ttft_ms,
+                view.itl_ms,
+                blocks as f64,
+            ];
+            for (field, value) in WORKER_FIELDS.into_iter().zip(values) {
                 gateway.metrics.worker.with_label_values(&[&*worker.id, field]).set(value);
             }
         }

@@ -86,7 +86,9 @@ struct Inner {
     waiters: HashMap<u64, oneshot::Sender<Permit>>,
     permits: HashMap<u32, u32>,
     pinned: HashMap<WorkerId, u32>,
-    pool_names: Vec<Arc<str>>,
+    /// Waiters by pool and pinned worker.
+    waiting: HashMap<(u32, Option<WorkerId>), usize>,
+    pool_names: HashMap<u32, Arc<str>>,
 }
 
 impl Inner {
@@ -107,7 +109,7 @@ impl Inner {
     }
 
     fn pool_name(&self, pool: u32) -> &str {
-        self.pool_names.get(pool as usize).map_or("?", |n| n)
+        self.pool_names.get(&pool).map_or("?", |n| n)
     }
 }
 
@@ -120,7 +122,8 @@ impl Admission {
                 waiters: HashMap::new(),
                 permits: HashMap::new(),
                 pinned: HashMap::new(),
-                pool_names: Vec::new(),
+                waiting: HashMap::new(),
+                pool_names: HashMap::new(),
             }),
             room,
             metrics,
@@ -129,10 +132,10 @@ impl Admission {
     }
 
     /// New bounds and pool names, from a reload. Turns that wait stay.
-    pub fn configure(&self, options: QueueOptions, pool_names: Vec<Arc<str>>) {
+    pub fn configure(&self, options: QueueOptions, pool_names: HashMap<u32, Arc<str>>) {
         let mut inner = self.inner.lock();
         inner.queue.set_options(options);
-        for name in &pool_names {
+        for name in pool_names.values() {
             self.metrics.queue_depth.with_label_values(&[&**name]).set(0);
         }
         inner.pool_names = pool_names;
@@ -154,8 +157,9 @@ impl Admission {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let receiver = {
             let mut inner = self.inner.lock();
-            // Whoever waits already goes first, unless nobody who waits could use this place anyway.
-            if inner.queue.is_empty() && inner.admissible(&*self.room, wish.pool, wish.pinned) {
+            // Whoever waits for the same place goes first; whoever waits for another one is in nobody's way.
+            let others = inner.waiting.get(&(wish.pool, wish.pinned)).copied().unwrap_or(0);
+            if others == 0 && inner.admissible(&*self.room, wish.pool, wish.pinned) {
                 inner.take(wish.pool, wish.pinned);
                 return Ok(self.permit(wish.pool, wish.pinned, None));
             }
@@ -180,12 +184,13 @@ impl Admission {
             }
             let (sender, receiver) = oneshot::channel();
             inner.waiters.insert(id, sender);
+            *inner.waiting.entry((wish.pool, wish.pinned)).or_insert(0) += 1;
             receiver
         };
         self.count_depth();
         // Another pool's head, or room that came just now, may let this one through at once.
         self.dispatch();
-        let guard = Waiting { admission: Arc::clone(self), id, pool: wish.pool, done: false };
+        let guard = Waiting { admission: Arc::clone(self), id, pool: wish.pool, pinned: wish.pinned, done: false };
         match tokio::time::timeout(Duration::from_millis(wish.max_wait_ms), receiver).await {
             Ok(Ok(mut permit)) => {
                 guard.finish("dispatched");
@@ -252,14 +257,12 @@ impl Admission {
 
     fn count_depth(&self) {
         let inner = self.inner.lock();
-        let mut depth = vec![0i64; inner.pool_names.len()];
-        for ticket in inner.queue.iter() {
-            if let Some(n) = depth.get_mut(ticket.pool as usize) {
-                *n += 1;
-            }
+        let mut depth: HashMap<u32, i64> = HashMap::new();
+        for ((pool, _), waiting) in &inner.waiting {
+            *depth.entry(*pool).or_insert(0) += i64::try_from(*waiting).unwrap_or(i64::MAX);
         }
-        for (name, n) in inner.pool_names.iter().zip(depth) {
-            self.metrics.queue_depth.with_label_values(&[&**name]).set(n);
+        for (pool, name) in &inner.pool_names {
+            self.metrics.queue_depth.with_label_values(&[&**name]).set(depth.get(pool).copied().unwrap_or(0));
         }
     }
 }
@@ -277,6 +280,7 @@ struct Waiting {
     admission: Arc<Admission>,
     id: u64,
     pool: u32,
+    pinned: Option<WorkerId>,
     done: bool,
 }
 
@@ -291,6 +295,13 @@ impl Waiting {
             let mut inner = self.admission.inner.lock();
             inner.queue.remove(self.id);
             inner.waiters.remove(&self.id);
+            let place = (self.pool, self.pinned);
+            if let Some(waiting) = inner.waiting.get_mut(&place) {
+                *waiting = waiting.saturating_sub(1);
+                if *waiting == 0 {
+                    inner.waiting.remove(&place);
+                }
+            }
             inner.pool_name(self.pool).to_owned()
         };
         self.admission.metrics.queue_left.with_label_values(&[pool.as_str(), result]).inc();

@@ -2,12 +2,12 @@
 use super::*;
 use std::sync::atomic::AtomicU32;
 
-/// A pool with a set number of places, all of them for pool 0.
+/// A set number of places in pool 0; any other pool is idle.
 struct Places(AtomicU32);
 
 impl Room for Places {
-    fn free(&self, _pool: u32, _pinned: Option<WorkerId>) -> u32 {
-        self.0.load(Ordering::SeqCst)
+    fn free(&self, pool: u32, _pinned: Option<WorkerId>) -> u32 {
+        if pool == 0 { self.0.load(Ordering::SeqCst) } else { 1 }
     }
 }
 
@@ -15,7 +15,7 @@ fn admission(free: u32, max: usize) -> (Arc<Admission>, Arc<Places>) {
     let places = Arc::new(Places(AtomicU32::new(free)));
     let options = QueueOptions { max_tickets: max, max_bytes: 1 << 20, fairness: None };
     let admission = Arc::new(Admission::new(options, places.clone(), Arc::new(Metrics::new().unwrap())));
-    admission.configure(options, vec!["p".into()]);
+    admission.configure(options, HashMap::from_iter([(0, "p".into())]));
     (admission, places)
 }
 
@@ -130,4 +130,14 @@ async fn a_waiter_that_leaves_as_it_is_let_through_gives_the_place_back() {
     drop(waiting);
     let next = admission.enter(wish()).await.unwrap();
     assert_eq!(next.waited_ms, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_of_one_pool_is_in_no_other_pools_way() {
+    let (admission, _) = admission(0, 1);
+    let mut waiting = Box::pin(admission.enter(wish()));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    let other = admission.enter(Wish { pool: 1, ..wish() }).await;
+    assert_eq!(other.ok().and_then(|p| p.waited_ms), None);
+    assert_eq!(admission.depth(), 1);
 }

@@ -1,7 +1,7 @@
 //! How a request would be placed now: the policies run and nothing is sent, counted or bound.
 
 use crate::gateway::Gateway;
-use crate::placement::{NoPlace, Request, choose, order_input, session_input};
+use crate::placement::{NoPlace, Request, choose, order_input, own_key, session_input};
 use crate::policy::{PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
@@ -61,7 +61,7 @@ pub fn explain(gateway: &Arc<Gateway>, question: &[u8]) -> Result<Value, String>
         protocol: "HTTP/1.1",
         arrived: SystemTime::now(),
     };
-    let session = turn.identity.session.as_ref().and_then(|s| gateway.fleet.sessions.view(s.key));
+    let session = own_key(pool, &turn).and_then(|key| gateway.fleet.sessions.view(key));
     let facts = Arc::new(TurnFacts { turn: Arc::clone(&turn), prompt_tokens, action, number: 1, head });
     let env = PolicyEnv::new(facts, session, Arc::clone(&gateway.store));
     let mut policies = TurnPolicies::new(Arc::clone(&generation.chain), env, 0, Arc::clone(&gateway.metrics));

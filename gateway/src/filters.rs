@@ -8,7 +8,6 @@ use crate::errors::{Kind, Refusal};
 use crate::forward::relay::ResponseFilter;
 use crate::gateway::Gateway;
 use crate::generation::Generation;
-use crate::metrics::Metrics;
 use crate::policy::RequestHead;
 use crate::policy::facts::{MAX_PATH, dotted};
 use bytes::{Bytes, BytesMut};
@@ -108,7 +107,6 @@ impl StreamEnv for FilterEnv {
 /// The filters of one exchange.
 pub struct FilterRun {
     generation: Arc<Generation>,
-    metrics: Arc<Metrics>,
     env: Lent<FilterEnv>,
     /// By position in the chain; nothing for plugins of other phases and for those that failed open.
     streams: Vec<Option<Stream>>,
@@ -128,7 +126,7 @@ impl FilterRun {
             chunk: Body::default(),
             properties: HashMap::new(),
         };
-        Self { generation: Arc::clone(generation), metrics: Arc::clone(&gateway.metrics), env: Lent::new(env), streams }
+        Self { generation: Arc::clone(generation), env: Lent::new(env), streams }
     }
 
     /// The request side.
@@ -243,7 +241,6 @@ impl FilterRun {
     fn failed(&mut self, at: usize, kind: FaultKind, message: &str) -> Option<FilterVerdict> {
         let plugin = self.generation.chain.get(at)?;
         tracing::warn!(plugin = %plugin.name, %kind, message, "filter failed");
-        self.metrics.plugin_faults.with_label_values(&[&*plugin.name, "request"]).inc();
         if let Some(slot) = self.streams.get_mut(at) {
             *slot = None;
         }

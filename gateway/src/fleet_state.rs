@@ -40,6 +40,8 @@ pub struct Fleet {
     view: Arc<FleetView>,
     /// Learned bytes of prompt per token, by pool name.
     bytes_per_token: Mutex<HashMap<Arc<str>, f64>>,
+    /// Numbers of pools, by name: what waits in the queue keeps its pool over a reload.
+    pool_ids: Mutex<HashMap<String, u32>>,
 }
 
 /// The present configuration of the fleet, for code that runs between requests.
@@ -52,8 +54,8 @@ pub struct FleetView {
 /// What a generation says about the fleet.
 #[derive(Clone)]
 pub struct FleetSettings {
-    /// Workers of each pool, by pool index.
-    pub pools: Vec<(Arc<str>, Vec<Arc<Worker>>)>,
+    /// Number, name and workers of each pool.
+    pub pools: Vec<(u32, Arc<str>, Vec<Arc<Worker>>)>,
     /// When a worker counts as full.
     pub limits: LimitOptions,
     /// Probe timing.
@@ -82,7 +84,7 @@ impl Room for FleetView {
                 None => u32::MAX,
             };
         }
-        let Some((_, workers)) = settings.pools.get(pool as usize) else { return u32::MAX };
+        let Some((_, _, workers)) = settings.pools.iter().find(|(id, _, _)| *id == pool) else { return u32::MAX };
         let mut held = Vec::new();
         self.sessions.held(workers.iter().map(|w| w.index), &mut held);
         let mut any = false;
@@ -118,7 +120,7 @@ impl Fleet {
     pub fn new(metrics: Arc<Metrics>, settings: FleetSettings, side_queue: usize) -> Self {
         let workers = Arc::new(Workers::default());
         let upstream = Arc::new(Upstream::default());
-        let side = Arc::new(SideRequests::start(Arc::clone(&upstream), Arc::clone(&metrics), side_queue));
+        let side = Arc::new(SideRequests::new(Arc::clone(&upstream), Arc::clone(&metrics), side_queue));
         let sessions = Arc::new(SessionTable::new(
             settings.sessions,
             Arc::clone(&workers),
@@ -145,17 +147,31 @@ impl Fleet {
             metrics,
             view,
             bytes_per_token: Mutex::new(HashMap::new()),
+            pool_ids: Mutex::new(HashMap::new()),
         }
     }
 
     /// Takes over what a new generation says.
     pub fn configure(self: &Arc<Self>, settings: FleetSettings) {
         self.sessions.configure(settings.sessions, settings.side_timeout);
-        let names = settings.pools.iter().map(|(name, _)| Arc::clone(name)).collect();
+        let names = settings.pools.iter().map(|(id, name, _)| (*id, Arc::clone(name))).collect();
         let queue = settings.queue;
         self.view.settings.store(Arc::new(settings));
         self.admission.configure(queue, names);
         self.admission.dispatch();
+    }
+
+    /// The number of a pool, the same for the life of the process.
+    pub fn pool_id(&self, name: &str) -> u32 {
+        let mut ids = self.pool_ids.lock();
+        let next = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+        *ids.entry(name.to_owned()).or_insert(next)
+    }
+
+    /// The workers of a pool as the present configuration names them; nothing when it names no such pool.
+    pub fn workers_of(&self, pool: u32) -> Option<Vec<Arc<Worker>>> {
+        let settings = self.view.settings.load();
+        settings.pools.iter().find(|(id, _, _)| *id == pool).map(|(_, _, workers)| workers.clone())
     }
 
     /// The present settings.
@@ -174,9 +190,7 @@ impl Fleet {
     pub fn forget(&self, worker: &Arc<Worker>) {
         self.sessions.worker_lost(worker.index);
         self.index.lock().forget(worker.index);
-        for state in ["starting", "ready", "unhealthy", "draining"] {
-            let _ = self.metrics.worker_state.remove_label_values(&[&*worker.id, state]);
-        }
+        self.metrics.forget_worker(&worker.id);
     }
 
     /// Bytes of prompt per token in a pool, as learned.

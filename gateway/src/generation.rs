@@ -4,6 +4,7 @@
 use crate::builtin;
 use crate::fleet_state::{Fleet, FleetSettings};
 use crate::policy::ChainPlugin;
+use crate::policy::chain::Exported;
 use crate::request_body::BodyLimits;
 use crate::upstream::ConnectionLimits;
 use crate::workers::{Named, ProbeOptions, Worker, WorkerSettings};
@@ -14,12 +15,14 @@ use std::time::Duration;
 use turnstile_config::{Config, OnError, Phase, PluginSource};
 use turnstile_fleet::decision::DecideOptions;
 use turnstile_fleet::identity::IdentityOptions;
+use turnstile_fleet::ids::SessionKey;
 use turnstile_fleet::prefix::PrefixOptions;
 use turnstile_fleet::queue::QueueOptions;
 use turnstile_fleet::session::SessionOptions;
 use turnstile_fleet::turn::UnderstandOptions;
 use turnstile_fleet::worker::LimitOptions;
 use turnstile_plugins::{Plugin, PluginSpec, Runtime, SharedState};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Rows of a worker that tells no `max_running_requests`.
 const DEFAULT_ROWS: u32 = 256;
@@ -32,10 +35,12 @@ const LOG_CANDIDATES: usize = 16;
 
 /// One pool of a generation.
 pub struct PoolRuntime {
-    /// Its index, as the queue knows it.
+    /// Its number, the same for the life of the process, as the queue knows it.
     pub index: u32,
     /// Its name.
     pub name: Arc<str>,
+    /// Makes the keys of its sessions: the same session id in another pool is another session, on other workers.
+    pub salt: u128,
     /// Models it names; empty takes any.
     pub models: Vec<String>,
     /// Its workers, in order of their index.
@@ -170,11 +175,19 @@ fn start_plugin(
             && running.limits == spec.limits
             && running.shards == spec.shards
     });
-    let started = match same {
-        Some(running) => running.plugin.clone(),
-        None => Plugin::start(&foundation.runtime, spec, foundation.shared.clone())?,
+    let (started, exported) = match same {
+        // It goes on counting where it is, so what was exported of its counts comes along.
+        Some(running) => (running.plugin.clone(), running.exported()),
+        None => (Plugin::start(&foundation.runtime, spec, foundation.shared.clone())?, Exported::default()),
     };
-    Ok(ChainPlugin::new(plugin.phase, plugin.on_error(), started, digest, plugin.wasm.to_string(), configuration))
+    Ok(ChainPlugin::new(
+        (plugin.phase, plugin.on_error()),
+        started,
+        exported,
+        digest,
+        plugin.wasm.to_string(),
+        configuration,
+    ))
 }
 
 fn worker_settings(config: &Config) -> Result<Vec<Vec<(String, WorkerSettings)>>, BuildError> {
@@ -246,12 +259,13 @@ impl Prepared {
         let adopted = fleet.workers.adopt(named);
         let mut rest = adopted.named.into_iter();
         let mut pools = Vec::with_capacity(config.pools.len());
-        for (index, pool) in config.pools.iter().enumerate() {
+        for pool in &config.pools {
             let mut workers: Vec<_> = rest.by_ref().take(pool.workers.len()).collect();
             workers.sort_by_key(|w| w.index);
             pools.push(PoolRuntime {
-                index: u32::try_from(index).unwrap_or(u32::MAX),
+                index: fleet.pool_id(&pool.name),
                 name: pool.name.as_str().into(),
+                salt: xxh3_128(pool.name.as_bytes()),
                 models: pool.models.clone(),
                 workers,
             });
@@ -305,7 +319,7 @@ fn limits(config: &Config) -> LimitOptions {
 pub fn fleet_settings(config: &Config, pools: &[PoolRuntime]) -> FleetSettings {
     let ms = Duration::from_millis;
     FleetSettings {
-        pools: pools.iter().map(|p| (Arc::clone(&p.name), p.workers.clone())).collect(),
+        pools: pools.iter().map(|p| (p.index, Arc::clone(&p.name), p.workers.clone())).collect(),
         limits: limits(config),
         probe: ProbeOptions {
             probe_every: ms(config.routing.probe_interval_ms),
@@ -330,6 +344,13 @@ pub fn fleet_settings(config: &Config, pools: &[PoolRuntime]) -> FleetSettings {
             evict_after_idle_ms: EVICT_AFTER_IDLE_MS,
         },
         side_timeout: Duration::from_secs(config.timeouts.side_request_s),
+    }
+}
+
+impl PoolRuntime {
+    /// The key of a session in this pool.
+    pub fn session_key(&self, key: SessionKey) -> SessionKey {
+        SessionKey(key.0 ^ self.salt)
     }
 }
 

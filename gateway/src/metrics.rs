@@ -15,6 +15,23 @@ const ITL_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25,
 const TOKEN_BUCKETS: &[f64] =
     &[0.0, 64.0, 256.0, 1024.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 262144.0, 1048576.0];
 
+/// Values of `state` in `turnstile_worker_state`.
+pub const WORKER_STATES: [&str; 4] = ["starting", "ready", "unhealthy", "draining"];
+/// Values of `field` in `turnstile_worker`.
+pub const WORKER_FIELDS: [&str; 11] = [
+    "in_flight",
+    "running",
+    "waiting",
+    "max_running",
+    "kv_used_tokens",
+    "kv_capacity_tokens",
+    "waiting_uncached_tokens",
+    "prefill_tokens_per_s",
+    "ttft_ms",
+    "itl_ms",
+    "index_blocks",
+];
+
 /// One metric's name, kind, labels and meaning, for the documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Described {
@@ -192,8 +209,8 @@ impl Metrics {
             )?,
             decisions: b.counter(
                 "turnstile_decisions_total",
-                "Placements, by worker and reason: bound, moved, cached, least_cost, policy, only_candidate, fallback, \
-                 retry",
+                "Placements, by worker and reason: bound, moved_cheaper, moved_lost, cached, least_cost, pinned (by a streaming \
+                 session), retry, policy (a policy chose otherwise than the built-in would)",
                 &["worker", "reason"],
             )?,
             decision_faults: b.counter(
@@ -203,8 +220,8 @@ impl Metrics {
             )?,
             attempts: b.counter(
                 "turnstile_attempts_total",
-                "Attempts on workers, by worker and result: ok, client_gone, connect, timeout, broken, status_5xx, \
-                 overloaded, error_event, cut",
+                "Attempts on workers, by worker and result: ok, client_gone, connect, timeout, broken, status_4xx, \
+                 status_5xx, overloaded, error_event, cut",
                 &["worker", "result"],
             )?,
             sessions: b.gauges("turnstile_sessions", "Live sessions, by mode", &["mode"])?,
@@ -259,6 +276,17 @@ impl Metrics {
             registry: b.registry,
             described: b.described,
         })
+    }
+
+    /// A worker is no longer configured: its gauges go. Counters stay, as counters do.
+    pub fn forget_worker(&self, id: &str) {
+        for state in WORKER_STATES {
+            // Absent is as good as removed.
+            let _ = self.worker_state.remove_label_values(&[id, state]);
+        }
+        for field in WORKER_FIELDS {
+            let _ = self.worker.remove_label_values(&[id, field]);
+        }
     }
 
     /// The table of all metrics, sorted by name.

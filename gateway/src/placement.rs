@@ -11,7 +11,7 @@ use turnstile_fleet::decision::{Bound, Candidates, Decision, OrderInput, RouteIn
 use turnstile_fleet::identity::session_key;
 use turnstile_fleet::ids::{SessionKey, WorkerId};
 use turnstile_fleet::session::{
-    Accepts, BeginTurn, Busy, Lease, NoSession, Outcome, SessionAction, SessionView, StreamCap,
+    Accepts, BeginTurn, Busy, Lease, NoSession, Outcome, SessionAction, SessionView, StreamCap, TurnEnd,
 };
 use turnstile_fleet::turn::Turn;
 use turnstile_fleet::worker::WorkerView;
@@ -114,17 +114,24 @@ pub fn session_input(turn: &Turn, action: SessionAction, live: bool, max_ttl_ms:
 }
 
 /// The key of the session that the decision names: the policy's, else the client's.
-fn key_of(generation: &Generation, turn: &Turn, decision: &Decision) -> Option<SessionKey> {
+fn key_of(generation: &Generation, pool: &PoolRuntime, turn: &Turn, decision: &Decision) -> Option<SessionKey> {
     match &decision.session.key {
-        Some(text) => Some(session_key(generation.seed, turn.identity.tenant, text)),
-        None => turn.identity.session.as_ref().map(|s| s.key),
+        Some(text) => Some(pool.session_key(session_key(generation.seed, turn.identity.tenant, text))),
+        None => own_key(pool, turn),
     }
+}
+
+/// The key of the session that the client names, in this pool.
+pub fn own_key(pool: &PoolRuntime, turn: &Turn) -> Option<SessionKey> {
+    turn.identity.session.as_ref().map(|s| pool.session_key(s.key))
 }
 
 /// What was chosen for a turn, before anything is changed by it.
 pub struct Choice {
     /// What was decided.
     pub decision: Decision,
+    /// The workers, in order of their index.
+    workers: Vec<Arc<Worker>>,
     /// The workers as they were seen.
     pub views: Arc<[WorkerView]>,
     /// Tokens of the turn that each is believed to have cached.
@@ -161,10 +168,12 @@ pub fn choose(
     policies: &mut TurnPolicies,
 ) -> Result<Choice, NoPlace> {
     let turn = request.turn;
+    // A turn that waited through a reload goes to the workers there are now.
+    let workers = fleet.workers_of(pool.index).unwrap_or_else(|| pool.workers.clone());
     let mut held = Vec::new();
-    fleet.sessions.held(pool.workers.iter().map(|w| w.index), &mut held);
+    fleet.sessions.held(workers.iter().map(|w| w.index), &mut held);
     let views: Arc<[WorkerView]> =
-        pool.workers.iter().zip(&held).map(|(worker, held)| worker.view(held.idle_rows)).collect();
+        workers.iter().zip(&held).map(|(worker, held)| worker.view(held.idle_rows)).collect();
     let bytes_per_token = fleet.bytes_per_token(&pool.name);
     let mut matched = Vec::new();
     fleet.index.lock().matched_all(views.iter().map(|v| v.index), &turn.prefix.blocks, &mut matched);
@@ -174,8 +183,7 @@ pub fn choose(
     };
     let cached: Arc<[u64]> = matched.iter().map(|&blocks| tokens_of(blocks)).collect();
 
-    let own_key = turn.identity.session.as_ref().map(|s| s.key);
-    let session = own_key.and_then(|key| fleet.sessions.view(key));
+    let session = own_key(pool, turn).and_then(|key| fleet.sessions.view(key));
     let bound = session.as_ref().and_then(bound_of);
     let input = RouteInput {
         candidates: Candidates::new(&views, &cached),
@@ -209,7 +217,11 @@ pub fn choose(
     }
     let mut decision = policies.env.decision.clone();
     let followed = decision.settle(&builtin, &input, &generation.decide);
-    Ok(Choice { decision, views, cached, matched, followed, session })
+    if decision.route.why == Why::Policy && decision.route.target == builtin.route.target {
+        // The policies agree with the built-in, so its word says more in the metrics than that a policy decided.
+        decision.route.why = builtin.route.why;
+    }
+    Ok(Choice { decision, workers, views, cached, matched, followed, session })
 }
 
 /// Places a turn.
@@ -227,15 +239,32 @@ pub fn place(
     let choice = choose(fleet, generation, pool, request, policies)?;
     let decision = &choice.decision;
     let Some(target) = decision.route.target else { return Err(NoPlace::NoWorker) };
-    let worker_of = |id: WorkerId| choice.at(id).and_then(|at| pool.workers.get(at));
+    let worker_of = |id: WorkerId| choice.at(id).and_then(|at| choice.workers.get(at));
     let Some(worker) = worker_of(target) else { return Err(NoPlace::NoWorker) };
 
-    let (lease, no_session) = match key_of(generation, turn, decision) {
-        Some(key) if turn.route.generates() => begin(fleet, generation, turn, key, decision, worker)?,
+    let (lease, no_session) = match key_of(generation, pool, turn, decision) {
+        Some(key) if turn.route.generates() => {
+            let first = begin(fleet, generation, turn, key, decision, worker)?;
+            match first {
+                // Its worker is none of this pool's any more: the session begins anew on the one decided on.
+                (Some(lease), _) if worker_of(lease.worker).is_none() => {
+                    fleet.sessions.end(lease, TurnEnd::NotServed);
+                    fleet.sessions.unbind(key);
+                    begin(fleet, generation, turn, key, decision, worker)?
+                }
+                first => first,
+            }
+        }
         _ => (None, None),
     };
     // A streaming session that is open overrules the decision.
-    let worker = lease.as_ref().and_then(|lease| worker_of(lease.worker)).unwrap_or(worker);
+    let sent_to = lease.as_ref().map_or(Some(worker), |lease| worker_of(lease.worker));
+    let Some(worker) = sent_to else {
+        if let Some(lease) = lease {
+            fleet.sessions.end(lease, TurnEnd::NotServed);
+        }
+        return Err(NoPlace::NoWorker);
+    };
     let at = choice.at(worker.index);
     let predicted_cached = at.and_then(|at| choice.cached.get(at)).copied().unwrap_or(0);
     let matched_blocks = at.and_then(|at| choice.matched.get(at)).copied().unwrap_or(0);
@@ -307,11 +336,11 @@ pub fn reason_label(decision: &Decision, attempt: u32) -> &'static str {
 }
 
 /// The only worker a turn can go to, and whether it must wait for its session first: known before it is let through.
-pub fn pinned(fleet: &Fleet, turn: &Turn) -> (Option<WorkerId>, bool) {
+pub fn pinned(fleet: &Fleet, pool: &PoolRuntime, turn: &Turn) -> (Option<WorkerId>, bool) {
     if !turn.route.takes_session_params() {
         return (None, false);
     }
-    let Some(view) = turn.identity.session.as_ref().and_then(|s| fleet.sessions.view(s.key)) else {
+    let Some(view) = own_key(pool, turn).and_then(|key| fleet.sessions.view(key)) else {
         return (None, false);
     };
     if view.mode != turnstile_fleet::session::SessionMode::Stream {

@@ -171,7 +171,8 @@ impl Running {
         }
         self.tasks.shutdown().await;
         self.gateway.fleet.sessions.close_all();
-        let left = self.grace.saturating_sub(started.elapsed()).max(Duration::from_secs(2));
+        // An abort that did not arrive holds a session back for five seconds; its close comes after that.
+        let left = self.grace.saturating_sub(started.elapsed()).max(Duration::from_secs(8));
         self.gateway.fleet.side.settle(left).await;
         for worker in self.gateway.fleet.workers.current() {
             worker.stop_probe();

@@ -116,6 +116,8 @@ impl SessionTable {
         let reply = match worker.target() {
             Some(target) => {
                 let body = Some(Bytes::from(body.to_string()));
+                // Sent twice it would be refused the second time, and the session left open.
+                let target = target.fresh();
                 self.upstream.exchange(&target, "POST", "/open_session", body, timeout, OPEN_REPLY_LIMIT).await
             }
             None => Err(crate::upstream::ExchangeError::Unresolved),
@@ -145,12 +147,12 @@ impl SessionTable {
 
     /// A turn of a streaming session was cut: tells the table when the worker has let go. `aborted` says whether the
     /// abort reached the worker.
-    pub fn release_later(self: &Arc<Self>, key: SessionKey, aborted: bool) {
+    pub fn release_later(self: &Arc<Self>, engine_id: Arc<str>, aborted: bool) {
         let this = Arc::clone(self);
         let pause = if aborted { RELEASE_AFTER } else { RELEASE_AFTER_UNKNOWN };
         self.side.spawn(async move {
             tokio::time::sleep(pause).await;
-            let closes = this.table.lock().released(key);
+            let closes = this.table.lock().released_engine(&engine_id);
             this.send_closes(closes);
             this.changed.notify_waiters();
         });
@@ -179,6 +181,13 @@ impl SessionTable {
         if !unbound.is_empty() {
             tracing::info!(worker = %worker, sessions = unbound.len(), "engine sessions lost in a restart");
         }
+        self.changed.notify_waiters();
+    }
+
+    /// The worker of a session cannot be reached: the next attempt binds it anew.
+    pub fn unbind(self: &Arc<Self>, key: SessionKey) {
+        let closes = self.table.lock().unbind(key);
+        self.send_closes(closes);
         self.changed.notify_waiters();
     }
 

@@ -1,7 +1,8 @@
 //! Side requests: requests of ours to workers, off the client's path. Their errors never reach a client.
 //!
-//! One bounded queue, a bounded number in flight, retries with back-off for those that must arrive (a close), a
-//! cancellation for those that lose their sense (a prefill).
+//! A bound on how many there are, a bound on how many one worker gets at a time (so that a hung worker holds up nobody
+//! else's), retries with back-off for those that must arrive (a close), a cancellation for those that lose their sense (a
+//! prefill).
 
 use crate::metrics::Metrics;
 use crate::upstream::{ExchangeError, Reply, Upstream};
@@ -9,12 +10,12 @@ use crate::workers::Worker;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Side requests in flight at a time, over all workers.
-const IN_FLIGHT: usize = 64;
+/// Tries in flight at a time on one worker. Aborts do not count: they make room, and a turn may be waiting for them.
+pub const TRIES_PER_WORKER: usize = 8;
 /// The most of an answer that is read.
 const REPLY_LIMIT: usize = 1024 * 1024;
 /// Pauses before the second, third… try.
@@ -86,32 +87,36 @@ pub struct SideRequest {
     pub done: Box<dyn FnOnce(SideResult) + Send + Sync>,
 }
 
-/// The queue.
+/// The queue: a bound on what waits or runs, and tasks that belong together.
 pub struct SideRequests {
-    sender: mpsc::Sender<SideRequest>,
+    room: Arc<Semaphore>,
+    upstream: Arc<Upstream>,
     tracker: TaskTracker,
     metrics: Arc<Metrics>,
 }
 
 impl SideRequests {
-    /// Starts the dispatcher on the current runtime. `capacity` is `limits.side_queue`.
-    pub fn start(upstream: Arc<Upstream>, metrics: Arc<Metrics>, capacity: usize) -> Self {
-        let (sender, receiver) = mpsc::channel(capacity.max(1));
-        let tracker = TaskTracker::new();
-        tracker.spawn(dispatch(receiver, upstream, Arc::clone(&metrics), tracker.clone()));
-        Self { sender, tracker, metrics }
+    /// An empty queue of `capacity` (`limits.side_queue`).
+    pub fn new(upstream: Arc<Upstream>, metrics: Arc<Metrics>, capacity: usize) -> Self {
+        let room = Arc::new(Semaphore::new(capacity.clamp(1, Semaphore::MAX_PERMITS)));
+        Self { room, upstream, tracker: TaskTracker::new(), metrics }
     }
 
-    /// Queues a request. A full queue drops it, with its `done` told so.
+    /// Sends a request as soon as its worker has a place for it. A full queue drops it, with its `done` told so.
     pub fn send(&self, request: SideRequest) {
-        match self.sender.try_send(request) {
-            Ok(()) => self.metrics.side_queue.inc(),
-            Err(mpsc::error::TrySendError::Full(request) | mpsc::error::TrySendError::Closed(request)) => {
-                self.metrics.side_requests.with_label_values(&[request.kind.label(), "dropped"]).inc();
-                tracing::warn!(kind = request.kind.label(), worker = %request.worker.id, "side request dropped: queue full");
-                (request.done)(SideResult::Failed("the side request queue is full".into()));
-            }
-        }
+        let Ok(room) = Arc::clone(&self.room).try_acquire_owned() else {
+            self.metrics.side_requests.with_label_values(&[request.kind.label(), "dropped"]).inc();
+            tracing::warn!(kind = request.kind.label(), worker = %request.worker.id, "side request dropped: queue full");
+            (request.done)(SideResult::Failed("the side request queue is full".into()));
+            return;
+        };
+        let (upstream, metrics) = (Arc::clone(&self.upstream), Arc::clone(&self.metrics));
+        metrics.side_queue.inc();
+        self.tracker.spawn(async move {
+            run(request, &upstream, &metrics).await;
+            metrics.side_queue.dec();
+            drop(room);
+        });
     }
 
     /// Runs a task that belongs to the side requests, so that [`SideRequests::settle`] waits for it.
@@ -119,36 +124,16 @@ impl SideRequests {
         self.tracker.spawn(task);
     }
 
-    /// Waits until everything queued and in flight has ended, at most `grace`.
+    /// Waits until everything has ended, what it brought about included, at most `grace`.
     pub async fn settle(&self, grace: Duration) {
         let all = async {
-            while self.metrics.side_queue.get() > 0 || self.tracker.len() > 1 {
+            while !self.tracker.is_empty() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
         if tokio::time::timeout(grace, all).await.is_err() {
-            tracing::warn!(queued = self.metrics.side_queue.get(), "side requests left behind");
+            tracing::warn!(left = self.tracker.len(), "side requests left behind");
         }
-    }
-}
-
-async fn dispatch(
-    mut receiver: mpsc::Receiver<SideRequest>,
-    upstream: Arc<Upstream>,
-    metrics: Arc<Metrics>,
-    tracker: TaskTracker,
-) {
-    let slots = Arc::new(Semaphore::new(IN_FLIGHT));
-    while let Some(request) = receiver.recv().await {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
-        let upstream = Arc::clone(&upstream);
-        let metrics_of_task = Arc::clone(&metrics);
-        // Counted as in flight before it leaves the queue's count, so that `settle` never sees a gap.
-        tracker.spawn(async move {
-            run(request, &upstream, &metrics_of_task).await;
-            drop(slot);
-        });
-        metrics.side_queue.dec();
     }
 }
 
@@ -202,7 +187,13 @@ async fn run(request: SideRequest, upstream: &Upstream, metrics: &Metrics) {
     (request.done)(result);
 }
 
+/// One try, with a place on the worker held only as long as it runs.
 async fn once(request: &SideRequest, upstream: &Upstream) -> Result<Reply, ExchangeError> {
+    let _place = match request.kind {
+        SideKind::Abort => None,
+        // The semaphore of a worker is never closed; without a place nothing would be bounded.
+        _ => Some(request.worker.side_places().acquire().await.map_err(|_| ExchangeError::Unresolved)?),
+    };
     let target = request.worker.target().ok_or(ExchangeError::Unresolved)?;
     let body = Some(request.body.clone());
     upstream.exchange(&target, "POST", request.kind.path(), body, request.timeout, REPLY_LIMIT).await

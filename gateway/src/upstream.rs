@@ -9,7 +9,11 @@ use pingora_core::protocols::http::client::HttpSession;
 use pingora_core::upstreams::peer::HttpPeer;
 use pingora_http::RequestHeader;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// A pooled connection that the worker had closed shows it within a round trip. What breaks later was being worked on, and
+/// may not be sent again.
+pub const STALE_WITHIN: Duration = Duration::from_millis(250);
 
 /// Where and how one worker is reached.
 #[derive(Debug, Clone)]
@@ -20,6 +24,8 @@ pub struct Target {
     pub authority: HeaderValue,
     /// `Authorization` for the worker, when the pool or worker has an API key.
     pub authorization: Option<HeaderValue>,
+    /// Use a connection of its own, never a pooled one: for what must not be sent twice.
+    fresh: bool,
 }
 
 /// Time limits of one connection.
@@ -47,7 +53,16 @@ impl Target {
         let shown = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() };
         let authority = HeaderValue::try_from(format!("{shown}:{}", address.port()))
             .unwrap_or_else(|_| HeaderValue::from_static("worker"));
-        Self { peer, authority, authorization: None }
+        Self { peer, authority, authorization: None, fresh: false }
+    }
+
+    /// The same worker, by a connection of its own.
+    pub fn fresh(&self) -> Self {
+        let mut target = self.clone();
+        // Connections are pooled by group; nobody else has this one.
+        target.peer.group_key = u64::try_from(crate::request_id::random_u128() >> 64).unwrap_or_default() | 1;
+        target.fresh = true;
+        target
     }
 
     /// A request header for this worker with `Host`, authorization and framing set.
@@ -139,11 +154,14 @@ impl Upstream {
 
     /// Gives a connection back after its response was read to the end.
     pub async fn release(&self, target: &Target, session: HttpSession) {
+        if target.fresh {
+            return;
+        }
         let idle = target.peer.options.idle_timeout;
         self.connector.release_http_session(session, &target.peer, idle).await;
     }
 
-    /// One whole exchange. A pooled connection that turns out dead before any byte of the answer is replaced once.
+    /// One whole exchange. A pooled connection that turns out dead at once is replaced, once.
     ///
     /// # Errors
     /// See [`ExchangeError`].
@@ -157,15 +175,21 @@ impl Upstream {
         max_body: usize,
     ) -> Result<Reply, ExchangeError> {
         let run = async {
+            let mut second;
+            let mut target = target;
             loop {
                 let header = target.request(method, path, body.as_ref().map(Bytes::len))?;
                 let (mut session, reused) = self.connect(target).await?;
+                let started = Instant::now();
                 match Self::once(&mut session, header, body.clone(), max_body).await {
                     Ok(reply) => {
                         self.release(target, session).await;
                         return Ok(reply);
                     }
-                    Err((_, false)) if reused => {}
+                    Err((_, false)) if reused && started.elapsed() < STALE_WITHIN => {
+                        second = target.fresh();
+                        target = &second;
+                    }
                     Err((error, _)) => return Err(error),
                 }
             }

@@ -151,6 +151,18 @@ impl Sessions {
         closes
     }
 
+    /// The worker let go of the aborted turn of this engine session, whatever else its session has begun since.
+    #[must_use = "closes have to be sent"]
+    pub fn released_engine(&mut self, engine_id: &str) -> Vec<EngineClose> {
+        let Some(number) = self.engines.find(engine_id) else { return Vec::new() };
+        self.engines.update(number, |engine| engine.awaiting_release = false);
+        let closes = self.engines.close_if_free(number).into_iter().collect();
+        if let Some(key) = self.engines.get(number).map(|engine| engine.key) {
+            self.debug_check(key);
+        }
+        closes
+    }
+
     /// The final result of a close: confirmed, or given up after all retries.
     pub fn close_result(&mut self, engine_id: &str, confirmed: bool, now_ms: u64) {
         let Some(number) = self.engines.find(engine_id) else { return };

@@ -92,15 +92,19 @@ impl<'a, 'b> Attempt<'a, 'b> {
             options.max_reply_bytes = options.max_reply_bytes.min(config.prefill.max_body_bytes.as_usize());
             Watch { route: turn.route, options }
         });
+        // A turn of a streaming session must never be sent twice, so it gets a connection that cannot be stale.
+        let target = if stream_id.is_some() { Arc::new(target.fresh()) } else { target };
         let header = self.header(&target, &turn, body.len())?;
         self.progress.exchange.record.rid.clone_from(&rid);
         self.session.sent(Sent { worker: Arc::clone(&worker), rid: rid.clone() });
         let started = Instant::now();
+        let left =
+            Duration::from_secs(config.timeouts.total_s).saturating_sub(self.progress.exchange.arrived.elapsed());
         let outgoing = Outgoing {
             target: &target,
             header,
             body,
-            first_byte: Duration::from_secs(config.timeouts.first_byte_s),
+            first_byte: Duration::from_secs(config.timeouts.first_byte_s).min(left),
             write: Duration::from_secs(config.timeouts.first_byte_s.min(60)),
         };
         let opened = match open(&self.progress.gateway.fleet.upstream, client, outgoing, watch.as_ref()).await {
@@ -156,7 +160,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
                 return Err(left());
             }
             AttemptFault::Timeout(_) | AttemptFault::Broken { .. } => self.session.abort(),
-            AttemptFault::Connect { .. } => self.session.end(TurnEnd::NotServed),
+            AttemptFault::Connect { .. } => self.session.unreachable(),
             AttemptFault::Status { status: 400, body, .. } if streaming && says_session_gone(body) => {
                 self.session.end(TurnEnd::EngineGone);
                 return Ok(Attempted::SessionGone);
@@ -297,6 +301,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
                     record.faults.push(reason.clone());
                     return Ok(Attempted::Answered(Connection::Cut));
                 }
+                if self.progress.filters.is_some() {
+                    // The filters have seen part of this answer; a second one would be a stranger to them.
+                    record.faults.push(reason.clone());
+                    return Err(Refusal::new(Kind::Upstream, "the worker's answer broke off"));
+                }
                 let reason = reason.clone();
                 Ok(Attempted::Again(match &relayed.ending {
                     Ending::Timeout(_) => AttemptFault::Timeout(reason),
@@ -396,12 +405,13 @@ pub(super) async fn give_up(
         AttemptFault::Status { head, body, .. } => (head, body),
         AttemptFault::Event { head, seen, .. } => (head, Bytes::from(seen.concat())),
         AttemptFault::Timeout(_) | AttemptFault::Connect { timeout: true, .. } => {
-            return Err(Refusal::new(Kind::UpstreamTimeout, format!("the worker did not answer: {reason}")));
+            tracing::warn!(%reason, "no worker answered in time");
+            return Err(Refusal::new(Kind::UpstreamTimeout, "the worker did not answer in time"));
         }
         AttemptFault::Connect { .. } | AttemptFault::Broken { .. } => {
-            return Err(
-                Refusal::new(Kind::Upstream, format!("no worker could be reached: {reason}")).with_retry_after(1)
-            );
+            // The reason names the worker's address, which is not for clients.
+            tracing::warn!(%reason, "no worker could be reached");
+            return Err(Refusal::new(Kind::Upstream, "no worker could be reached").with_retry_after(1));
         }
         AttemptFault::ClientGone => return Err(left()),
     };

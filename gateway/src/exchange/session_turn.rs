@@ -8,7 +8,6 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use turnstile_fleet::ids::SessionKey;
 use turnstile_fleet::session::{Lease, SessionMode, TurnEnd};
 
 /// What a worker was asked and may still be doing.
@@ -59,18 +58,28 @@ impl SessionTurn {
         }
     }
 
+    /// The worker could not be reached. A streaming session overrules the decision, so it is taken off that worker: otherwise
+    /// every further attempt would go to the same place.
+    pub fn unreachable(&mut self) {
+        let streaming = self.lease.as_ref().filter(|l| l.mode == SessionMode::Stream).map(|l| l.key);
+        self.end(TurnEnd::NotServed);
+        if let Some(key) = streaming {
+            self.table.unbind(key);
+        }
+    }
+
     /// The attempt was cut while the worker may be running it: the worker is told to stop, and a streaming session waits
     /// until it has.
     pub fn abort(&mut self) {
-        let streaming: Option<SessionKey> =
-            self.lease.as_ref().filter(|l| l.mode == SessionMode::Stream).map(|l| l.key);
+        let streaming: Option<Arc<str>> =
+            self.lease.as_ref().filter(|l| l.mode == SessionMode::Stream).and_then(|l| l.engine_id.clone());
         if let Some(lease) = self.lease.take() {
             self.table.end(lease, TurnEnd::Aborted);
         }
         let table = Arc::clone(&self.table);
         let Some(Sent { worker, rid: Some(rid) }) = self.sent.take() else {
-            if let Some(key) = streaming {
-                table.release_later(key, false);
+            if let Some(engine_id) = streaming {
+                table.release_later(engine_id, false);
             }
             return;
         };
@@ -81,8 +90,8 @@ impl SessionTurn {
             timeout: self.timeout,
             cancel: CancellationToken::new(),
             done: Box::new(move |result| {
-                if let Some(key) = streaming {
-                    table.release_later(key, matches!(result, SideResult::Ok(_)));
+                if let Some(engine_id) = streaming {
+                    table.release_later(engine_id, matches!(result, SideResult::Ok(_)));
                 }
             }),
         });

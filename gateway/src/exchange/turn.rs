@@ -94,8 +94,10 @@ pub(super) async fn serve(
         None if turn.identity.session_final => SessionAction::Close,
         None => SessionAction::None,
     };
-    let session = turn.identity.session.as_ref().and_then(|s| gateway.fleet.sessions.view(s.key));
-    if let Some(key) = turn.identity.session.as_ref().map(|s| s.key) {
+    let key = placement::own_key(runtime, &turn);
+    let session = key.and_then(|key| gateway.fleet.sessions.view(key));
+    exchange.record.session = key.map(|key| key.to_string());
+    if let Some(key) = key {
         // The real turn is here: warming it any longer only gets in its way.
         gateway.prefills.cancel(key);
     }
@@ -141,7 +143,6 @@ fn note_turn(gateway: &Gateway, exchange: &mut Exchange, turn: &Turn) {
     record.stream = turn.stream;
     record.body_bytes = turn.body.len();
     record.tenant = Some(turn.identity.tenant.to_string());
-    record.session = turn.identity.session.as_ref().map(|s| s.key.to_string());
     record.tree = turn.identity.tree.as_ref().map(|s| s.key.to_string());
     record.agent = Some(turn.identity.agent.name());
     record.identity = Some(turn.identity.source.name());
@@ -194,10 +195,18 @@ impl TurnInProgress<'_> {
         let mut last: Option<AttemptFault> = None;
         let mut permit: Option<Permit> = None;
         let mut attempt = 0;
+        let total = Duration::from_secs(generation.config.timeouts.total_s);
         while attempt < attempts {
             self.exchange.record.attempts = attempt + 1;
-            let placed = match self.place(client, &wish, attempt, &excluded, last.as_ref(), &mut permit).await? {
+            let left = total.saturating_sub(self.exchange.arrived.elapsed());
+            let placing = self.place(client, &wish, attempt, &excluded, last.as_ref(), &mut permit);
+            let Ok(placed) = tokio::time::timeout(left, placing).await else {
+                let total_s = generation.config.timeouts.total_s;
+                return Err(Refusal::new(Kind::UpstreamTimeout, format!("timeouts.total_s = {total_s} is over")));
+            };
+            let placed = match placed? {
                 Ok(placed) => placed,
+                Err(NoPlace::NoWorker) if last.is_none() && self.first_probe(client).await? => continue,
                 Err(NoPlace::NoWorker) => break,
                 Err(NoPlace::Answer(_, response)) => return answer(client, self.exchange, &response).await,
                 Err(NoPlace::Closed(fault)) => {
@@ -235,6 +244,23 @@ impl TurnInProgress<'_> {
         match last {
             Some(fault) => super::attempt::give_up(self.exchange, client, fault).await,
             None => Err(Refusal::new(Kind::NoWorker, "no worker is ready").with_retry_after(2)),
+        }
+    }
+
+    /// Workers that a start or a reload has just brought are not known to be well before their first probe: waits for one of
+    /// those probes. False when there is none to wait for, or it takes too long.
+    async fn first_probe(&self, client: &mut ServerSession) -> Result<bool, Refusal> {
+        let probes: Vec<_> =
+            self.pool()?.workers.iter().filter(|w| !w.is_probed()).map(|w| Box::pin(w.first_probe())).collect();
+        if probes.is_empty() {
+            return Ok(false);
+        }
+        // A worker without `/ready` is asked twice.
+        let limit = Duration::from_millis(2 * self.exchange.generation.config.routing.probe_timeout_ms);
+        tokio::select! {
+            _ = futures::future::select_all(probes) => Ok(true),
+            () = tokio::time::sleep(limit) => Ok(false),
+            () = client_gone(client) => Err(left()),
         }
     }
 
@@ -299,7 +325,7 @@ impl TurnInProgress<'_> {
             tokio::pin!(changed);
             // Registered before the table is asked, so that no change between the two is missed.
             changed.as_mut().enable();
-            let (pinned, busy) = placement::pinned(&self.gateway.fleet, &self.turn);
+            let (pinned, busy) = placement::pinned(&self.gateway.fleet, self.pool()?, &self.turn);
             let mut why = None;
             if !busy {
                 if permit.is_none() {

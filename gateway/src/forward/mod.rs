@@ -101,7 +101,8 @@ impl AttemptFault {
             AttemptFault::Connect { reason, .. } | AttemptFault::Broken { reason, .. } => reason.clone(),
             AttemptFault::Timeout(reason) => reason.clone(),
             AttemptFault::Status { status, .. } => format!("status {status}"),
-            AttemptFault::Event { status, message, .. } => format!("error event {status}: {message}"),
+            // The message may quote the prompt, which no log may hold.
+            AttemptFault::Event { status, .. } => format!("error event {status}"),
             AttemptFault::ClientGone => "client gone".into(),
         }
     }

@@ -4,13 +4,13 @@
 //! attempt can still be given to another worker.
 
 use super::{AttemptFault, client_gone};
-use crate::upstream::{Target, Upstream, describe};
+use crate::upstream::{STALE_WITHIN, Target, Upstream, describe};
 use bytes::{Bytes, BytesMut};
 use pingora_core::ErrorType;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::client::HttpSession;
 use pingora_http::{RequestHeader, ResponseHeader};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use turnstile_fleet::observe::{FirstEvent, ObserveOptions, Observer};
 use turnstile_fleet::route::Route;
 
@@ -62,7 +62,7 @@ struct Begun {
 
 /// Sends the request and waits for the answer to begin.
 ///
-/// A pooled connection that turns out dead before a byte came back is replaced by a new one, which is no fault.
+/// A pooled connection that turns out dead at once is replaced by a new one, once, which is no fault.
 ///
 /// # Errors
 /// See [`AttemptFault`]; nothing has reached the client then.
@@ -72,12 +72,15 @@ pub async fn open(
     outgoing: Outgoing<'_>,
     watch: Option<&Watch>,
 ) -> Result<Opened, AttemptFault> {
+    let mut second;
+    let mut target = outgoing.target;
     loop {
         let (mut session, reused) = tokio::select! {
             biased;
-            connected = upstream.connect(outgoing.target) => connected.map_err(|e| connect_fault(&e))?,
+            connected = upstream.connect(target) => connected.map_err(|e| connect_fault(&e))?,
             () = client_gone(client) => return Err(AttemptFault::ClientGone),
         };
+        let started = Instant::now();
         let begun = tokio::select! {
             biased;
             begun = begin(&mut session, &outgoing, watch) => begun,
@@ -88,8 +91,10 @@ pub async fn open(
                 let Begun { head, observer, pending, ended } = begun;
                 return Ok(Opened { session, head, observer, pending, ended });
             }
-            Err(AttemptFault::Broken { answered: false, .. }) if reused => {
+            Err(AttemptFault::Broken { answered: false, .. }) if reused && started.elapsed() < STALE_WITHIN => {
                 session.shutdown().await;
+                second = target.fresh();
+                target = &second;
             }
             Err(fault) => {
                 session.shutdown().await;

@@ -24,22 +24,29 @@ pub struct ChainPlugin {
     pub source: String,
     /// Its configuration as given to it.
     pub configuration: String,
-    /// Its counters as they were last exported.
-    exported: Mutex<PluginStats>,
+    exported: Exported,
 }
+
+/// A started plugin's counters as they were last exported, for as long as it runs.
+pub type Exported = Arc<Mutex<PluginStats>>;
 
 impl ChainPlugin {
     /// A started plugin with its place in the chain.
     pub fn new(
-        phase: Phase,
-        on_error: OnError,
+        (phase, on_error): (Phase, OnError),
         plugin: Plugin,
+        exported: Exported,
         digest: String,
         source: String,
         configuration: String,
     ) -> Self {
         let name = Arc::clone(plugin.name());
-        Self { name, phase, on_error, plugin, digest, source, configuration, exported: Mutex::default() }
+        Self { name, phase, on_error, plugin, digest, source, configuration, exported }
+    }
+
+    /// Its counters as they were last exported, shared with whatever exports them next.
+    pub fn exported(&self) -> Exported {
+        Arc::clone(&self.exported)
     }
 
     /// Adds what the plugin did since the last time to the metrics.

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use turnstile_config::WorkerUrl;
 use turnstile_fleet::ids::WorkerId;
@@ -52,6 +53,9 @@ pub struct Worker {
     next_rank: AtomicU32,
     draining: AtomicBool,
     removed: AtomicBool,
+    /// Set when its first probe has ended, however it ended.
+    probed: CancellationToken,
+    side_places: Semaphore,
     stop: CancellationToken,
 }
 
@@ -71,6 +75,8 @@ impl Worker {
             next_rank: AtomicU32::new(0),
             draining: AtomicBool::new(false),
             removed: AtomicBool::new(false),
+            probed: CancellationToken::new(),
+            side_places: Semaphore::new(crate::side::TRIES_PER_WORKER),
             stop: CancellationToken::new(),
         };
         worker.apply(settings);
@@ -155,6 +161,24 @@ impl Worker {
         self.removed.load(Ordering::Acquire)
     }
 
+    /// True once it has been probed: before that its state says nothing.
+    pub fn is_probed(&self) -> bool {
+        self.probed.is_cancelled()
+    }
+
+    /// Resolves when its first probe has ended, or never will.
+    pub async fn first_probe(&self) {
+        tokio::select! {
+            () = self.probed.cancelled() => {}
+            () = self.stop.cancelled() => {}
+        }
+    }
+
+    /// Places for side requests on this worker.
+    pub fn side_places(&self) -> &Semaphore {
+        &self.side_places
+    }
+
     /// Ends its probe, at shutdown.
     pub fn stop_probe(&self) {
         self.stop.cancel();
@@ -162,6 +186,8 @@ impl Worker {
 
     fn remove(&self) {
         self.removed.store(true, Ordering::Release);
+        // Turns that waited through a reload must not go there.
+        self.model.lock().state = WorkerState::Draining;
         self.stop.cancel();
     }
 }
