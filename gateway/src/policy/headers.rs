@@ -92,6 +92,8 @@ mod tests {
             let mut pairs = Vec::new();
             map.for_each(&mut |n, v| pairs.push((n.to_vec(), v.to_vec())));
             assert_eq!(pairs.len(), map.len());
+            // The order of names is the map's own affair, the order of one name's values is not.
+            pairs.sort_by(|(a, _): &(Vec<u8>, Vec<u8>), (b, _)| a.cmp(b));
             pairs
         };
         assert_eq!(pairs(&ours), pairs(&theirs));
