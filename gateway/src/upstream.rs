@@ -233,3 +233,7 @@ impl Upstream {
         Ok(Reply { status, body: collected.freeze() })
     }
 }
+
+#[cfg(test)]
+#[path = "upstream_tests.rs"]
+mod tests;
