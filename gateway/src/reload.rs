@@ -170,9 +170,9 @@ pub async fn watch(gateway: Arc<Gateway>, ticks: Arc<Ticks>, source: Source) {
             }
         }
         let now = tokio::task::spawn_blocking(move || fingerprint(&files)).await.unwrap_or_default();
-        if seen.is_empty() {
-            seen = now;
-        } else if now != seen {
+        // On the first look nothing is known of what the files held when they were read, so they are read once more: a change
+        // from before the watch would go unseen for ever.
+        if now != seen {
             seen = now;
             let _ = reload(&gateway, &ticks, &source).await;
             continue;
