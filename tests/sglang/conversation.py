@@ -84,7 +84,8 @@ def main():
     if unknown := set(flows) - set(FLOWS):
         arguments.error("unknown flow: " + ", ".join(sorted(unknown)))
     # A request to end unwinds the contexts, which stop what was started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
     binary = given.gateway.resolve()
     claims = Claims()

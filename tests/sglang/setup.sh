@@ -5,6 +5,10 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 home=${TURNSTILE_SGLANG_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/turnstile-sglang}
 
+mkdir -p "$home"
+exec 9>"$home/lock"
+flock 9 # two at once would install into each other
+
 if [ ! -f "$home/ready" ]; then
   python=
   for candidate in ${PYTHON:-} python3.11 python3; do
@@ -15,7 +19,6 @@ if [ ! -f "$home/ready" ]; then
   done
   [ -n "$python" ] || { echo "Python 3.11 is needed for SGLang; name it with PYTHON=/path/to/python3.11" >&2; exit 1; }
   echo "installing SGLang 0.5.23 into $home (once, about 6 GB)" >&2
-  mkdir -p "$home"
   "$python" -m venv "$home/venv"
   "$home/venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/requirements.txt"
   # Without its dependencies: the compiled kernels (and what needs them) do not run without a GPU.
