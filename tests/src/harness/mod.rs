@@ -29,7 +29,7 @@ pub use metrics::Samples;
 pub use modules::{module, swap};
 pub use rig::Rig;
 pub use scripted::Scripted;
-pub use setup::Setup;
+pub use setup::{PluginText, Setup, built_in};
 pub use wait::{DEADLINE, until, until_some};
 pub use worker::WorkerExt;
 

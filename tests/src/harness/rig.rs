@@ -34,6 +34,9 @@ impl Rig {
             workers.push(SimWorker::start("127.0.0.1:0", config.clone()).await.unwrap());
         }
         let dir = tempfile::tempdir().unwrap();
+        for (name, bytes) in &setup.files {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+        }
         let urls: Vec<String> = workers.iter().map(SimWorker::url).collect();
         let path = dir.path().join("turnstile.toml");
         std::fs::write(&path, setup.render(&urls)).unwrap();

@@ -13,6 +13,7 @@ pub struct Setup {
     pub(super) keys: Vec<(String, String)>,
     pub(super) pools: Vec<PoolText>,
     pub(super) plugins: Option<String>,
+    pub(super) files: Vec<(String, Vec<u8>)>,
     externals: Vec<String>,
     shared: SimConfig,
 }
@@ -23,6 +24,42 @@ pub(super) struct PoolText {
     name: String,
     keys: String,
     workers: Vec<(usize, String)>,
+}
+
+/// A plugin in the file.
+#[derive(Clone)]
+pub struct PluginText {
+    name: String,
+    wasm: String,
+    phase: &'static str,
+    keys: Vec<String>,
+}
+
+// === impl PluginText ===
+
+impl PluginText {
+    /// A plugin of a phase, from `builtin:NAME` or a file.
+    pub fn new(name: &str, wasm: impl Into<String>, phase: &'static str) -> Self {
+        Self { name: name.to_owned(), wasm: wasm.into(), phase, keys: Vec::new() }
+    }
+
+    /// Adds a key, such as `config.greeting = "Hello"`.
+    #[must_use]
+    pub fn key(mut self, line: impl Into<String>) -> Self {
+        self.keys.push(line.into());
+        self
+    }
+
+    fn render(&self) -> String {
+        let Self { name, wasm, phase, keys } = self;
+        format!("\n[[plugins]]\nname = {name:?}\nwasm = {wasm:?}\nphase = {phase:?}\n{}\n", keys.join("\n"))
+    }
+}
+
+/// The built-in chain, to be put together with other plugins.
+pub fn built_in() -> [PluginText; 3] {
+    [("priority-queue", "admit"), ("session-binding", "route"), ("kv-affinity", "route")]
+        .map(|(name, phase)| PluginText::new(name, format!("builtin:{name}"), phase))
 }
 
 // === impl Setup ===
@@ -53,7 +90,15 @@ impl Setup {
             ("retry.backoff_ms", "1"),
         ];
         let keys = keys.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
-        Self { workers: Vec::new(), keys, pools: Vec::new(), plugins: None, externals: Vec::new(), shared }
+        Self {
+            workers: Vec::new(),
+            keys,
+            pools: Vec::new(),
+            plugins: None,
+            files: Vec::new(),
+            externals: Vec::new(),
+            shared,
+        }
     }
 
     /// Changes what all workers added from now on are.
@@ -93,6 +138,13 @@ impl Setup {
         self
     }
 
+    /// Leaves a key out again.
+    #[must_use]
+    pub fn without(mut self, key: &str) -> Self {
+        self.keys.retain(|(known, _)| known != key);
+        self
+    }
+
     pub(super) fn put(&mut self, key: &str, value: &str) {
         self.keys.retain(|(known, _)| known != key);
         self.keys.push((key.to_owned(), value.to_owned()));
@@ -116,14 +168,26 @@ impl Setup {
         self
     }
 
-    /// The `[[plugins]]` part of the file, instead of the built-in chain.
+    /// The plugins, instead of the built-in chain.
     #[must_use]
-    pub fn plugins(mut self, toml: impl Into<String>) -> Self {
-        self.plugins = Some(toml.into());
+    pub fn plugins(mut self, plugins: &[PluginText]) -> Self {
+        self.set_plugins(plugins);
         self
     }
 
-    /// The file, for simulated workers at these URLs.
+    /// The plugins from now on.
+    pub fn set_plugins(&mut self, plugins: &[PluginText]) {
+        self.plugins = Some(plugins.iter().map(PluginText::render).collect());
+    }
+
+    /// Puts a file beside the configuration.
+    #[must_use]
+    pub fn file(mut self, name: &str, bytes: impl Into<Vec<u8>>) -> Self {
+        self.files.push((name.to_owned(), bytes.into()));
+        self
+    }
+
+    /// The configuration file, for simulated workers at these URLs.
     pub(super) fn render(&self, simulated: &[String]) -> String {
         let urls = [simulated, self.externals.as_slice()].concat();
         let mut text = String::new();

@@ -10,7 +10,8 @@ fn thinking(config: &mut SimConfig) {
 }
 
 fn setup() -> Setup {
-    Setup::new().sim(thinking)
+    // A load report from the moment at which a turn itself was waiting must not decide here.
+    Setup::new().sim(thinking).set("prefill.skip_when_waiting", "1000")
 }
 
 /// A turn of a session that asks for a prefill.

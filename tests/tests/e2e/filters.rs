@@ -1,0 +1,171 @@
+//! Plugins of the phase `filter`: an ordinary Proxy-Wasm module, written with the public SDK alone.
+
+use serde_json::{Value, json};
+use turnstile_tests::harness::{
+    Answer, CHAT, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, chat_stream, module, send, until,
+};
+
+fn hello() -> PluginText {
+    PluginText::new("hello", module("test/hello").display().to_string(), "filter")
+}
+
+fn with(filters: &[PluginText]) -> Setup {
+    let all: Vec<PluginText> = filters.iter().cloned().chain(built_in()).collect();
+    Setup::new().plugins(&all)
+}
+
+async fn facts_of(rig: &Rig, plugin: &str) -> Value {
+    let list = rig.admin("/plugins").await.json();
+    list["plugins"].as_array().unwrap().iter().find(|p| p["name"] == plugin).unwrap().clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_changes_headers_both_ways() {
+    let rig = with(&[hello().key("config.greeting = \"good day\"")]).start().await;
+    for (n, body) in [chat("Hello"), chat_stream("Hello")].iter().enumerate() {
+        let answer = rig.post(CHAT, body).await;
+        assert_eq!((answer.status, answer.complete), (200, true));
+        assert_eq!(answer.header("x-hello-response"), Some((n + 1).to_string().as_str()));
+        assert_eq!(rig.worker().on(CHAT)[n].headers["x-hello"], "good day");
+    }
+    assert!(
+        rig.metrics()
+            .await
+            .text()
+            .contains("turnstile_plugin_custom{plugin=\"hello\",name=\"hello_requests_total\"} 2")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_replaces_the_request_before_it_is_understood() {
+    let instead = json!({
+        "model": "sim", "messages": [{"role": "user", "content": "Filtered."}], "nvext": {"agent_hints": {"priority": 9}},
+    });
+    let rig = with(&[hello().key(format!("config.replace_request = {:?}", instead.to_string()))]).start().await;
+    for size in [10, 300_000] {
+        rig.worker().clear_requests();
+        assert_eq!(rig.post(CHAT, &chat(&"a".repeat(size))).await.status, 200);
+        let seen = rig.worker().on(CHAT)[0].json();
+        assert_eq!((&seen["messages"][0]["content"], &seen["priority"]), (&json!("Filtered."), &json!(9)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_adds_to_bodies() {
+    let rig = with(&[hello().key("config.append_request = \"  \"").key("config.append_response = \"<end>\"")]);
+    let rig = rig.start().await;
+    for body in [chat("Hello"), chat_stream("Hello")] {
+        let answer = rig.post(CHAT, &body).await;
+        assert!(answer.complete, "{}", answer.text());
+        assert!(answer.text().ends_with("<end>"), "{}", answer.text());
+        assert!(answer.text().contains("chat.completion"));
+    }
+    assert!(rig.worker().on(CHAT)[0].body.ends_with(b"}  "));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_replaces_the_whole_answer() {
+    let rig = with(&[hello().key("config.replace_response = \"nothing to see\"")]).start().await;
+    for body in [chat("Hello"), chat_stream("Hello [[sim:tokens=50]]")] {
+        let answer = rig.post(CHAT, &body).await;
+        assert_eq!((answer.status, answer.complete, answer.text().as_str()), (200, true, "nothing to see"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn filters_see_requests_first_to_last_and_answers_last_to_first() {
+    let named = |name: &str| {
+        PluginText::new(name, module("test/hello").display().to_string(), "filter")
+            .key(format!("config.greeting = {name:?}"))
+            .key(format!("config.append_response = {:?}", format!("<{name}>")))
+    };
+    let rig = with(&[named("first"), named("second")]).start().await;
+    let answer = rig.post(CHAT, &chat("Hello")).await;
+    assert!(answer.text().ends_with("<second><first>"), "{}", answer.text());
+    let seen = rig.worker().on(CHAT)[0].headers.clone();
+    let greetings: Vec<_> = seen.get_all("x-hello").iter().map(|v| v.to_str().unwrap().to_owned()).collect();
+    assert_eq!(greetings.join(","), "first,second");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_answers_by_itself() {
+    let rig = with(&[hello()]).start().await;
+    let mut connection = rig.connect().await;
+    for _ in 0..2 {
+        connection.send(&Request::json(CHAT, &chat("Hello")).header("x-block", "1")).await;
+        let answer = connection.answer().await;
+        assert_eq!((answer.status, answer.text().as_str()), (403, "blocked by hello\n"));
+        assert_eq!(answer.header("x-hello"), Some("blocked"));
+        assert!(answer.header("x-request-id").is_some());
+    }
+    assert!(rig.worker().turns().is_empty());
+    let record = rig.record_of(&rig.send(&Request::json(CHAT, &chat("Hello")).header("x-block", "1")).await).await;
+    assert_eq!((&record["status"], &record["end"]), (&json!(403), &json!("plugin_answer")));
+}
+
+async fn trapped(rig: &Rig) -> Answer {
+    rig.send(&Request::json(CHAT, &chat("Hello")).header("x-trap", "1")).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_that_traps_is_500_when_closed_and_lives_again() {
+    let rig = with(&[hello()]).start().await;
+    let answer = trapped(&rig).await;
+    assert_eq!((answer.status, &answer.error()["code"]), (500, &json!("plugin_failed")));
+    assert!(!answer.text().contains("told to trap"), "the plugin's words are for the log");
+    assert!(rig.worker().turns().is_empty());
+    until("a fresh instance", async || rig.post(CHAT, &chat("Hello")).await.status == 200).await;
+    assert_eq!(rig.worker().on(CHAT)[0].headers["x-hello"], "request");
+    let facts = facts_of(&rig, "hello").await;
+    assert_eq!((&facts["faults"]["trap"], &facts["healthy_instances"]), (&json!(1), &json!(1)));
+    assert_eq!(rig.metric("turnstile_plugin_faults_total", &[("plugin", "hello"), ("kind", "trap")]).await, 1.0);
+    let others = rig.metric("turnstile_plugin_faults_total", &[("kind", "unavailable")]).await;
+    assert_eq!(rig.metric("turnstile_plugin_faults_total", &[]).await, 1.0 + others, "each is counted once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_that_traps_is_left_out_when_open() {
+    let rig = with(&[hello().key("on_error = \"open\"")]).start().await;
+    let answer = trapped(&rig).await;
+    assert_eq!((answer.status, answer.header("x-hello-response")), (200, None));
+    assert!(!rig.worker().on(CHAT)[0].headers.contains_key("x-hello"));
+    until("a fresh instance", async || rig.post(CHAT, &chat("Hello")).await.header("x-hello-response").is_some()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_that_never_returns_is_stopped() {
+    let rig = with(&[hello().key("callback_timeout_ms = 50").key("on_error = \"open\"")]).start().await;
+    let answer = rig.send(&Request::json(CHAT, &chat("Hello")).header("x-loop", "1")).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(facts_of(&rig, "hello").await["faults"]["deadline"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_that_a_trap_took_along_end_as_on_error_says() {
+    for (on_error, status) in [("closed", 500), ("open", 200)] {
+        let rig = with(&[hello().key(format!("on_error = {on_error:?}"))]).start().await;
+        rig.worker().hold().await;
+        let mut running = rig.begin(&Request::json(CHAT, &chat_stream("Hello"))).await;
+        until("it is on the worker", async || rig.worker().on(CHAT).len() == 1).await;
+        // With `open` this one goes on to the worker, so it is not waited for.
+        let trapping = rig.begin(&Request::json(CHAT, &chat("Hello")).header("x-trap", "1")).await;
+        until("the trap", async || facts_of(&rig, "hello").await["faults"]["trap"] == 1).await;
+        rig.worker().release().await;
+        let answer = running.answer().await;
+        assert_eq!((answer.status, answer.header("x-hello-response")), (status, None), "{on_error}");
+        drop(trapping);
+        rig.idle().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_ticks() {
+    let rig = with(&[hello().key("config.tick_ms = 10")]).start().await;
+    let ticks = async || {
+        let body = json!({"body": chat("Hello")});
+        assert_eq!(send(rig.admin_addr(), &Request::json("/explain", &body)).await.status, 200);
+        facts_of(&rig, "hello").await["calls"].as_u64().unwrap()
+    };
+    let before = ticks().await;
+    until("more calls without a request", async || ticks().await > before + 3).await;
+}
