@@ -190,13 +190,17 @@ def overtaking(claims, rig):
     """A worker that is given one turn at a time: of those that wait, the most urgent goes next."""
     begun = rig.recorder.mark()
     priorities = {"first": 0, "ordinary": 0, "urgent": 10, "background": -10, "most urgent": 20}
+    agents = {name: Agent(rig) for name in priorities}
     threads = []
 
-    def send(name, priority):
-        Agent(rig).turn(name, {"agent_hints": {"priority": priority}}, regex="[a-z ]{1500}", max_tokens=1000)
+    def send(name):
+        # The first one is long enough for the others to arrive while it runs.
+        length, tokens = (9000, 3000) if name == "first" else (80, 200)
+        hints = {"agent_hints": {"priority": priorities[name]}}
+        agents[name].turn(name, hints, regex=f"[a-z ]{{{length}}}", max_tokens=tokens)
 
-    for waiting, (name, priority) in enumerate(priorities.items()):
-        thread = threading.Thread(target=send, args=(name, priority), daemon=True)
+    for waiting, name in enumerate(priorities):
+        thread = threading.Thread(target=send, args=(name,), daemon=True)
         thread.start()
         threads.append(thread)
         # Arrived, before the next one is sent.
