@@ -10,7 +10,9 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 use turnstile_config::{Config, LogFormat, Logging};
 
 type Outcome = Result<(), String>;
@@ -84,11 +86,16 @@ fn source(args: &RunArgs) -> Result<Source, String> {
 
 fn init_logging(logging: &Logging) {
     let level: LevelFilter = logging.level.as_str().parse().unwrap_or(LevelFilter::INFO);
-    let subscriber = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
+    // pingora logs as errors what is ordinary here (a pooled connection that was just closed, a client that left); what
+    // matters of it is in the access log.
+    let pingora = if level >= LevelFilter::DEBUG { level } else { LevelFilter::OFF };
+    let targets = Targets::new().with_default(level).with_target("pingora", pingora);
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let registry = tracing_subscriber::registry().with(targets);
     // A second initialisation, as in a test, leaves the first in place.
     let _ = match logging.format {
-        LogFormat::Json => subscriber.json().flatten_event(true).try_init(),
-        LogFormat::Text => subscriber.try_init(),
+        LogFormat::Json => registry.with(layer.json().flatten_event(true)).try_init(),
+        LogFormat::Text => registry.with(layer).try_init(),
     };
 }
 

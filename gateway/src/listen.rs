@@ -76,7 +76,7 @@ impl Bound {
         let grace = *grace.lock();
         let all = async { while connections.join_next().await.is_some() {} };
         if tokio::time::timeout(grace, all).await.is_err() {
-            tracing::warn!(listener = %self.address, open = connections.len(), "grace time over, cutting connections");
+            tracing::info!(listener = %self.address, open = connections.len(), "grace time over, cutting connections");
             connections.abort_all();
         }
     }

@@ -192,7 +192,10 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let framing = Framing::of(client.req_header().version);
         let internal = |e: Box<pingora_core::Error>| Refusal::new(Kind::Internal, crate::upstream::describe(&e));
         let mut head = for_client(&opened.head, &exchange.record.request_id, framing, exact).map_err(internal)?;
-        if let Some(note) = exchange.record.session_note.as_deref().filter(|n| n.starts_with("context lost")) {
+        // A client that sends only what is new has to know when there is nothing to add it to.
+        let deltas = self.progress.turn.route.takes_session_params();
+        let told = |note: &&str| note.starts_with("context lost") || (deltas && note.starts_with("degraded"));
+        if let Some(note) = exchange.record.session_note.as_deref().filter(told) {
             head.insert_header("x-turnstile-session-note", note).map_err(internal)?;
         }
         if exchange.explain {
@@ -266,7 +269,9 @@ impl<'a, 'b> Attempt<'a, 'b> {
         match &relayed.ending {
             Ending::Finished => {
                 let whole = observation.error.is_none() && observation.finish_reason.as_deref() != Some("abort");
-                gateway.fleet.upstream.release(target, opened.session).await;
+                if opened.ended {
+                    gateway.fleet.upstream.release(target, opened.session).await;
+                }
                 let usage = usage_of(&observation);
                 after::learn(
                     &gateway,
@@ -285,7 +290,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
                 } else {
                     self.session.end(TurnEnd::Finished(usage));
                 }
-                Ok(Attempted::Answered(Connection::Keep))
+                Ok(Attempted::Answered(if relayed.left { Connection::Cut } else { Connection::Keep }))
             }
             Ending::ClientGone => {
                 record.status = 499;

@@ -16,6 +16,9 @@ use turnstile_fleet::observe::Observer;
 /// Chunks that are ready together are joined up to this size.
 const JOIN_LIMIT: usize = 64 * 1024;
 
+/// What may come after a stream's end mark comes within this time.
+const DRAIN_LIMIT: Duration = Duration::from_millis(500);
+
 /// How a relayed answer ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
@@ -51,6 +54,9 @@ pub struct Relayed {
     pub ending: Ending,
     /// The head was written: it is too late for another answer.
     pub committed: bool,
+    /// The client left. With [`Ending::Finished`]: after it had seen the stream's own end mark, as the OpenAI client does on
+    /// every stream.
+    pub left: bool,
 }
 
 /// Adds headers that are known only when the head is about to be written.
@@ -71,7 +77,29 @@ pub async fn relay(
         Ok(ending) => ending,
         Err(_) => Ending::Timeout("timeouts.total_s is over".into()),
     };
-    Relayed { ending, committed: writer.head.is_none() }
+    let left = ending == Ending::ClientGone;
+    let complete = opened.observer.as_ref().is_some_and(|o| o.observation().done);
+    let committed = writer.head.is_none();
+    if left && complete && committed {
+        // All that is missing is the framing's end; reading it keeps the worker's connection usable.
+        opened.ended |= drain(&mut opened.session).await;
+        return Relayed { ending: Ending::Finished, committed, left };
+    }
+    Relayed { ending, committed, left }
+}
+
+/// Reads what is left of an answer that has said its last. True when it came to its end.
+async fn drain(session: &mut HttpSession) -> bool {
+    let rest = async {
+        loop {
+            match session.read_response_body().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return true,
+                Err(_) => return false,
+            }
+        }
+    };
+    tokio::time::timeout(DRAIN_LIMIT, rest).await.unwrap_or(false)
 }
 
 /// Writes to the client: the head with the first piece of the body.
