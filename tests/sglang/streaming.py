@@ -384,7 +384,9 @@ def engine_session(exchange):
 
 def closes_of(rig, mark, turn):
     """The close_session requests since `mark` for the session of `turn`, a recorded exchange."""
-    return [e for e in rig.recorder.since(mark, "/close_session") if e.json["session_id"] == engine_session(turn)]
+    # A request is listed from its head on; its body may be on the way still.
+    closes = rig.recorder.since(mark, "/close_session")
+    return [e for e in closes if (e.json or {}).get("session_id") == engine_session(turn)]
 
 
 def wait_close(rig, mark, turn, seconds=15):
