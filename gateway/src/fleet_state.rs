@@ -174,6 +174,13 @@ impl Fleet {
         settings.pools.iter().find(|(id, _, _)| *id == pool).map(|(_, _, workers)| workers.clone())
     }
 
+    /// Those of them that have not been probed yet: for a moment after a start or a reload, else none.
+    pub fn unprobed(&self, pool: u32) -> Vec<Arc<Worker>> {
+        let settings = self.view.settings.load();
+        let workers = settings.pools.iter().find(|(id, _, _)| *id == pool).map(|(_, _, workers)| workers);
+        workers.into_iter().flatten().filter(|worker| !worker.is_probed()).cloned().collect()
+    }
+
     /// The present settings.
     pub fn settings(&self) -> Arc<FleetSettings> {
         self.view.settings.load_full()

@@ -199,6 +199,8 @@ impl TurnInProgress<'_> {
         while attempt < attempts {
             self.exchange.record.attempts = attempt + 1;
             let left = total.saturating_sub(self.exchange.arrived.elapsed());
+            // Asked before the workers are looked at: a probe that ends in between has to count as news.
+            let unknown = last.is_none() && !self.gateway.fleet.unprobed(self.pool()?.index).is_empty();
             let placing = self.place(client, &wish, attempt, &excluded, last.as_ref(), &mut permit);
             let Ok(placed) = tokio::time::timeout(left, placing).await else {
                 let total_s = generation.config.timeouts.total_s;
@@ -206,7 +208,7 @@ impl TurnInProgress<'_> {
             };
             let placed = match placed? {
                 Ok(placed) => placed,
-                Err(NoPlace::NoWorker) if last.is_none() && self.first_probe(client).await? => continue,
+                Err(NoPlace::NoWorker) if unknown && self.first_probe(client).await? => continue,
                 Err(NoPlace::NoWorker) => break,
                 Err(NoPlace::Answer(_, response)) => return answer(client, self.exchange, &response).await,
                 Err(NoPlace::Closed(fault)) => {
@@ -248,13 +250,13 @@ impl TurnInProgress<'_> {
     }
 
     /// Workers that a start or a reload has just brought are not known to be well before their first probe: waits for one of
-    /// those probes. False when there is none to wait for, or it takes too long.
+    /// those probes. False when it takes too long.
     async fn first_probe(&self, client: &mut ServerSession) -> Result<bool, Refusal> {
-        let probes: Vec<_> =
-            self.pool()?.workers.iter().filter(|w| !w.is_probed()).map(|w| Box::pin(w.first_probe())).collect();
-        if probes.is_empty() {
-            return Ok(false);
+        let unprobed = self.gateway.fleet.unprobed(self.pool()?.index);
+        if unprobed.is_empty() {
+            return Ok(true);
         }
+        let probes = unprobed.iter().map(|w| Box::pin(w.first_probe()));
         // A worker without `/ready` is asked twice.
         let limit = Duration::from_millis(2 * self.exchange.generation.config.routing.probe_timeout_ms);
         tokio::select! {

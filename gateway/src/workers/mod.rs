@@ -53,8 +53,10 @@ pub struct Worker {
     next_rank: AtomicU32,
     draining: AtomicBool,
     removed: AtomicBool,
-    /// Set when its first probe has ended, however it ended.
-    probed: CancellationToken,
+    /// Its first probe has ended, however it ended.
+    probed: AtomicBool,
+    /// Who waits for that.
+    first_probe: CancellationToken,
     side_places: Semaphore,
     stop: CancellationToken,
 }
@@ -75,7 +77,8 @@ impl Worker {
             next_rank: AtomicU32::new(0),
             draining: AtomicBool::new(false),
             removed: AtomicBool::new(false),
-            probed: CancellationToken::new(),
+            probed: AtomicBool::new(false),
+            first_probe: CancellationToken::new(),
             side_places: Semaphore::new(crate::side::TRIES_PER_WORKER),
             stop: CancellationToken::new(),
         };
@@ -163,13 +166,13 @@ impl Worker {
 
     /// True once it has been probed: before that its state says nothing.
     pub fn is_probed(&self) -> bool {
-        self.probed.is_cancelled()
+        self.probed.load(Ordering::Acquire)
     }
 
     /// Resolves when its first probe has ended, or never will.
     pub async fn first_probe(&self) {
         tokio::select! {
-            () = self.probed.cancelled() => {}
+            () = self.first_probe.cancelled() => {}
             () = self.stop.cancelled() => {}
         }
     }
@@ -177,6 +180,12 @@ impl Worker {
     /// Places for side requests on this worker.
     pub fn side_places(&self) -> &Semaphore {
         &self.side_places
+    }
+
+    fn note_probed(&self) {
+        if !self.probed.swap(true, Ordering::AcqRel) {
+            self.first_probe.cancel();
+        }
     }
 
     /// Ends its probe, at shutdown.

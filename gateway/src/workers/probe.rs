@@ -93,7 +93,7 @@ impl Prober {
             let now = Instant::now();
             if now >= next_probe {
                 self.probe(&options).await;
-                self.worker.probed.cancel();
+                self.worker.note_probed();
                 next_probe = now + options.probe_every;
             }
             if self.worker.state() != WorkerState::Starting && self.bad == 0 {
