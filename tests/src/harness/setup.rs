@@ -56,10 +56,11 @@ impl PluginText {
     }
 }
 
-/// The built-in chain, to be put together with other plugins.
+/// The built-in chain, to be put together with other plugins. Its calls have all the time they need: deadlines are on the
+/// wall clock, which a busy machine uses up for others.
 pub fn built_in() -> [PluginText; 3] {
     [("priority-queue", "admit"), ("session-binding", "route"), ("kv-affinity", "route")]
-        .map(|(name, phase)| PluginText::new(name, format!("builtin:{name}"), phase))
+        .map(|(name, phase)| PluginText::new(name, format!("builtin:{name}"), phase).key("callback_timeout_ms = 60000"))
 }
 
 // === impl Setup ===

@@ -15,7 +15,7 @@ use turnstile_fleet::route::Route;
 use turnstile_fleet::session::{SessionAction, SessionMode, SessionView};
 use turnstile_fleet::turn::{Turn, understand};
 use turnstile_fleet::worker::{WorkerState, WorkerView};
-use turnstile_tests::harness::{Rig, Setup, chat};
+use turnstile_tests::harness::{Rig, Setup, built_in, chat};
 
 const CASES: u64 = 3000;
 
@@ -174,7 +174,7 @@ fn both(rig: &Rig, generation: &Arc<Generation>, dice: &mut Dice) -> (Decision, 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wasm_and_native_decisions_agree() {
-    let rig = Setup::new().start().await;
+    let rig = Setup::new().plugins(&built_in()).start().await;
     let generation = rig.gateway().generation.load_full();
     for case in 0..CASES {
         let (native, wasm) = both(&rig, &generation, &mut Dice(case));

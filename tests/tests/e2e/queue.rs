@@ -168,7 +168,7 @@ async fn the_queue_engages_at_what_the_workers_report() {
         running.push(rig.begin(&Request::json(CHAT, &chat(text))).await);
         until("it runs", async || rig.in_flight() as usize == running.len()).await;
     }
-    assert!(rig.workers.iter().all(|worker| worker.turns().len() == 1), "one on each");
+    until("one on each", async || rig.workers.iter().all(|worker| worker.turns().len() == 1)).await;
     running.push(rig.begin(&Request::json(CHAT, &chat("three"))).await);
     rig.until_queued(1).await;
     rig.workers[1].release().await;
