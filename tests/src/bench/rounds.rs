@@ -21,8 +21,10 @@ const STREAMS: usize = 64;
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// How much is sent.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Effort {
+    /// Only kinds of requests whose name has this in it.
+    pub only: String,
     /// Rounds.
     pub rounds: usize,
     /// Divides the number of requests.
@@ -98,7 +100,7 @@ impl Proxies {
     ///
     /// # Errors
     /// A request failed.
-    pub async fn cases(&self, effort: Effort) -> Result<Vec<Case>, String> {
+    pub async fn cases(&self, effort: &Effort) -> Result<Vec<Case>, String> {
         let kinds = [
             Kind::whole("chat 500 B", 500, 64, 8, 4000, Some(2.0)),
             Kind::whole("chat 30 KB", 30_000, 32, 4, 2000, None),
@@ -107,14 +109,14 @@ impl Proxies {
             Kind::stream("SSE chunk, in bursts of 8 (16 ms between)", "8 16", Some(1.3)),
         ];
         let mut cases = Vec::new();
-        for kind in &kinds {
+        for kind in kinds.iter().filter(|kind| kind.name.contains(&effort.only)) {
             let case = self.case(kind, effort).await?;
             cases.push(case);
         }
         Ok(cases)
     }
 
-    async fn case(&self, kind: &Kind, effort: Effort) -> Result<Case, String> {
+    async fn case(&self, kind: &Kind, effort: &Effort) -> Result<Case, String> {
         let mixes: Vec<Mix> = kind.scripts.iter().map(|script| Mix::new(kind.shape, script.as_deref())).collect();
         let size = mixes.first().map_or(0, |mix| mix.body_bytes);
         let name =
@@ -195,7 +197,10 @@ impl Kind {
 async fn gateway(dir: &Path, name: &str, upstreams: &str, full: bool) -> Result<Gateway, String> {
     let text = |path: std::path::PathBuf| Value::from(path.display().to_string());
     let mut config = String::from(if full { "" } else { "plugins = []\n" });
-    let access = if full { text(dir.join("access.log")) } else { "off".into() };
+    // Not beside the configuration, whose directory is watched.
+    let logs = dir.join("log");
+    std::fs::create_dir_all(&logs).map_err(|e| format!("{}: {e}", logs.display()))?;
+    let access = if full { text(logs.join("access.log")) } else { "off".into() };
     let _ = write!(
         config,
         "threads = 1\n[[listeners]]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\

@@ -30,9 +30,10 @@ use std::process::ExitCode;
 const HELP: &str = "\
 CPU time per request of the gateway beside a plain pingora proxy, and the weight of its parts.
 
-Usage: turnstile-bench [--quick] [--json FILE]
+Usage: turnstile-bench [--quick] [--only TEXT] [--json FILE]
 
   --quick      one short round: shows that everything runs, numbers are rough
+  --only TEXT  only requests whose name has TEXT in it (\"500 B\", \"SSE\"), and nothing else
   --json FILE  writes every number there, round by round
   --help       this text
 ";
@@ -40,6 +41,7 @@ Usage: turnstile-bench [--quick] [--json FILE]
 #[derive(Default)]
 struct Options {
     quick: bool,
+    only: String,
     json: Option<PathBuf>,
 }
 
@@ -81,6 +83,10 @@ fn options(words: &[&str]) -> Result<Options, String> {
                 options.json = Some(PathBuf::from(path));
                 words.next();
             }
+            ("--only", Some(text)) => {
+                options.only = (*text).to_owned();
+                words.next();
+            }
             (other, _) => return Err(format!("what is {other:?}?\n\n{HELP}")),
         }
     }
@@ -88,24 +94,33 @@ fn options(words: &[&str]) -> Result<Options, String> {
 }
 
 fn bench(options: &Options) -> Result<(), String> {
+    let only = options.only.clone();
     let effort = if options.quick {
-        Effort { rounds: 1, divide: 10, idle: 200 }
+        Effort { only, rounds: 1, divide: 10, idle: 200 }
     } else {
-        Effort { rounds: 7, divide: 1, idle: 2000 }
+        Effort { only, rounds: 7, divide: 1, idle: 2000 }
     };
     let dir = tempfile::Builder::new().prefix("turnstile-bench-").tempdir().map_err(|e| e.to_string())?;
-    // Before anything else has grown this process.
-    let session = micro::session_bytes(if options.quick { 20_000 } else { 100_000 })?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
-    let mut figures = {
+    let mut figures = Vec::new();
+    if effort.only.is_empty() {
+        // Before anything else has grown this process.
+        let session = micro::session_bytes(if options.quick { 20_000 } else { 100_000 })?;
         let _within = runtime.enter();
-        inside(dir.path(), options.quick)?
-    };
-    figures.push(Figure { name: "one live session (tag mode)".into(), value: session, unit: "B", budget: "<= 1 KB" });
+        figures = inside(dir.path(), options.quick)?;
+        figures.push(Figure {
+            name: "one live session (tag mode)".into(),
+            value: session,
+            unit: "B",
+            budget: "<= 1 KB",
+        });
+    }
     let cases = runtime.block_on(async {
         let proxies = Proxies::start(dir.path()).await?;
-        figures.extend(proxies.idle_connections(effort.idle).await?);
-        let cases = proxies.cases(effort).await?;
+        if effort.only.is_empty() {
+            figures.extend(proxies.idle_connections(effort.idle).await?);
+        }
+        let cases = proxies.cases(&effort).await?;
         proxies.stop().await?;
         Ok::<_, String>(cases)
     })?;

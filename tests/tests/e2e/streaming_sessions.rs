@@ -284,3 +284,22 @@ async fn a_client_that_leaves_while_its_session_opens_leaves_no_session_behind()
     assert!(rig.worker().is_alive());
     until("nothing held", async || rig.admin("/sessions").await.json()["counts"]["engine_sessions"] == 0).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_id_in_another_pool_is_another_session() {
+    let rig = setup().workers(2).pool("a", "models = [\"a\"]", &[0]).pool("b", "models = [\"b\"]", &[1]).start().await;
+    for _ in 0..3 {
+        for model in ["a", "b"] {
+            let mut body = body(" more", Some("open"));
+            body["model"] = json!(model);
+            let answer = rig.post(GENERATE, &body).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+    }
+    for worker in &rig.workers {
+        assert_eq!(worker.on("/open_session").len(), 1, "one session a pool");
+        let opened = worker.on("/open_session")[0].json()["session_id"].clone();
+        assert_eq!(ids(worker), vec![opened; 3]);
+        assert!(worker.on("/close_session").is_empty());
+    }
+}

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use turnstile_sim::{SimConfig, SimWorker};
-use turnstile_tests::harness::{CHAT, Request, Rig, Setup, WorkerExt, chat, chat_stream, send, until};
+use turnstile_tests::harness::{CHAT, Request, Rig, Scripted, Setup, WorkerExt, chat, chat_stream, send, until};
 
 /// Keys whose values differ from run to run.
 const OWN: [&str; 8] = [
@@ -212,4 +212,24 @@ async fn errors_of_a_worker_pass_as_they_are() {
         assert_eq!(through.status, direct.status);
         assert_eq!(through.status, 400);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_after_the_end_mark_had_its_turn() {
+    // The end mark comes, the end of the framing does not: nobody but the client can end this exchange.
+    let event = json!({"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop"}]});
+    let events = format!("data: {event}\n\ndata: [DONE]\n\n");
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    let worker = Scripted::start(format!("{head}{:x}\r\n{events}\r\n", events.len())).await;
+    let rig = Setup::new().workers(0).external(worker.url()).start().await;
+    let mut connection = rig.begin(&Request::json(CHAT, &chat_stream("hello")).header("x-request-id", "done")).await;
+    connection.head().await;
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"data: [DONE]\n\n") {
+        seen.extend_from_slice(&connection.piece().await.expect("the end mark"));
+    }
+    drop(connection);
+    let record = rig.record("done").await;
+    assert_eq!((&record["status"], &record["end"]), (&json!(200), &json!("finished")));
+    assert_eq!(record["finish_reason"], "stop");
 }
