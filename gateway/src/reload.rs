@@ -3,9 +3,12 @@
 use crate::gateway::Gateway;
 use crate::generation::{Generation, prepare};
 use crate::ticks::Ticks;
-use notify::{RecursiveMode, Watcher};
+use notify::event::{AccessKind, AccessMode, ModifyKind};
+use notify::{EventKind, RecursiveMode, Watcher};
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -146,7 +149,12 @@ fn fingerprint(files: &BTreeSet<PathBuf>) -> Vec<u8> {
 pub async fn watch(gateway: Arc<Gateway>, ticks: Arc<Ticks>, source: Source) {
     let Some(path) = source.path.clone() else { return std::future::pending().await };
     let (sender, mut events) = mpsc::channel::<()>(1);
-    let notify = notify::recommended_watcher(move |_: notify::Result<notify::Event>| {
+    let names = Arc::new(Mutex::new(BTreeSet::new()));
+    let names_of_watcher = Arc::clone(&names);
+    let notify = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        if event.is_ok_and(|event| is_idle(&event, &names_of_watcher.lock())) {
+            return;
+        }
         // A full channel already says that something changed.
         let _ = sender.try_send(());
     });
@@ -169,6 +177,7 @@ pub async fn watch(gateway: Arc<Gateway>, ticks: Arc<Ticks>, source: Source) {
                 tracing::warn!(directory = %directory.display(), %error, "cannot watch");
             }
         }
+        *names.lock() = files.iter().filter_map(|f| f.file_name()).map(OsStr::to_owned).collect();
         let now = tokio::task::spawn_blocking(move || fingerprint(&files)).await.unwrap_or_default();
         // On the first look nothing is known of what the files held when they were read, so they are read once more: a change
         // from before the watch would go unseen for ever.
@@ -186,6 +195,39 @@ pub async fn watch(gateway: Arc<Gateway>, ticks: Arc<Ticks>, source: Source) {
     }
 }
 
+/// True for an event that cannot mean a change of the watched files: somebody reads (as we do, after each event), or writes
+/// into another file of the directory, such as a log. Renames and links always count, whatever their names.
+fn is_idle(event: &notify::Event, names: &BTreeSet<OsString>) -> bool {
+    let ours = || event.paths.iter().any(|path| path.file_name().is_none_or(|name| names.contains(name)));
+    match event.kind {
+        EventKind::Access(AccessKind::Close(AccessMode::Write)) | EventKind::Modify(ModifyKind::Data(_)) => !ours(),
+        EventKind::Access(_) => true,
+        _ => false,
+    }
+}
+
 fn existing(directory: &Path) -> PathBuf {
     if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory.to_path_buf() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use notify::event::{CreateKind, DataChange, RenameMode};
+
+    #[test]
+    fn reading_and_other_files_are_no_change() {
+        let names = BTreeSet::from([OsString::from("turnstile.toml")]);
+        let idle = |kind, path: &str| is_idle(&notify::Event::new(kind).add_path(PathBuf::from(path)), &names);
+        let written = EventKind::Modify(ModifyKind::Data(DataChange::Any));
+        let closed = |mode| EventKind::Access(AccessKind::Close(mode));
+        assert!(idle(closed(AccessMode::Read), "/etc/t/turnstile.toml"), "we read it ourselves after each event");
+        assert!(idle(EventKind::Access(AccessKind::Open(AccessMode::Any)), "/etc/t/turnstile.toml"));
+        assert!(idle(written, "/etc/t/access.log"));
+        assert!(!idle(written, "./turnstile.toml"));
+        assert!(!idle(closed(AccessMode::Write), "turnstile.toml"));
+        // A mounted directory is changed by swapping a link with a name of its own.
+        assert!(!idle(EventKind::Modify(ModifyKind::Name(RenameMode::To)), "/etc/t/..data"));
+        assert!(!idle(EventKind::Create(CreateKind::File), "/etc/t/turnstile.toml.new"));
+    }
 }
