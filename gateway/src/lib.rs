@@ -11,6 +11,7 @@ pub mod admission;
 pub mod after;
 pub mod builtin;
 pub mod cli;
+pub mod client_stream;
 pub mod clock;
 pub mod commands;
 pub mod edge;

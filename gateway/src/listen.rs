@@ -1,6 +1,7 @@
 //! Accept loops. The sockets are bound by the gateway itself, so that port 0 works and the real address is known; every
 //! accepted connection is handed to a pingora application.
 
+use crate::client_stream::ClientStream;
 use parking_lot::Mutex;
 use pingora_core::apps::ServerApp;
 use pingora_core::protocols::l4::stream::Stream as L4Stream;
@@ -58,7 +59,7 @@ impl Bound {
                             let digest = SocketDigest::from_raw_fd(stream.as_raw_fd());
                             let _ = digest.peer_addr.set(Some(peer.into()));
                             stream.set_socket_digest(digest);
-                            let stream: Stream = Box::new(stream);
+                            let stream: Stream = Box::new(ClientStream::new(stream));
                             app.process_new(stream, &watch).await;
                         });
                     }
