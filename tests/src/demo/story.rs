@@ -130,9 +130,9 @@ impl<'a> Story<'a> {
                 record.0["total_ms"]
             )
         });
-        let kin = sub.text("session") != record.text("session") && sub.text("tree") == record.text("session");
+        let kin = sub.text("session") != record.text("session") && sub.text("tree") == record.text("tree");
         account.claim(kin, "its session is another one, in the lead agent's tree", || {
-            format!("session {}, tree {}, lead {}", sub.text("session"), sub.text("tree"), record.text("session"))
+            format!("session {}, tree {}, lead's {}", sub.text("session"), sub.text("tree"), record.text("tree"))
         });
         let own = self.stage.body_of(&sub).get("session_id").cloned().unwrap_or_default();
         let other = self.stage.body_of(&record).get("session_id").cloned().unwrap_or_default();
