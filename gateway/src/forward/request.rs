@@ -29,7 +29,8 @@ pub fn for_worker(
     body_len: usize,
     request_id: &str,
 ) -> pingora_core::Result<RequestHeader> {
-    let mut header = RequestHeader::build(Method::POST, path.as_bytes(), Some(client.len() + 3))?;
+    // Without pingora's map of header spellings, which is a second map to fill: names are the same in any case.
+    let mut header = RequestHeader::build_no_case(Method::POST, path.as_bytes(), Some(client.len() + 3))?;
     let listed = connection_listed(client);
     for (name, value) in client {
         if is_hop_by_hop(name, &listed)
@@ -83,7 +84,7 @@ pub fn for_client(
     framing: Framing,
     exact: bool,
 ) -> pingora_core::Result<ResponseHeader> {
-    let mut head = ResponseHeader::build(worker.status, Some(worker.headers.len() + 2))?;
+    let mut head = ResponseHeader::build_no_case(worker.status, Some(worker.headers.len() + 2))?;
     let listed = connection_listed(&worker.headers);
     let mut has_length = false;
     for (name, value) in &worker.headers {
