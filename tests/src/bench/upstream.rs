@@ -20,8 +20,7 @@ const READY: &str = r#"{"status":"ready"}"#;
 const INFO: &str = r#"{"version":"0.5.23","enable_session_radix_cache":true,"enable_streaming_session":false,"enable_priority_scheduling":true,"enable_cache_report":true,"stream_response_default_include_usage":false,"dp_size":1,"max_running_requests":512,"max_total_num_tokens":4000000,"page_size":1}"#;
 const LOADS: &str = r#"{"loads":[{"dp_rank":0,"num_running_reqs":0,"num_waiting_reqs":0,"num_waiting_uncached_tokens":0,"num_used_tokens":1000,"max_total_num_tokens":4000000,"max_running_requests":512,"total_prefill_uncached_tokens":100000,"total_prefill_busy_us":1000000}]}"#;
 const MODELS: &str = r#"{"object":"list","data":[{"id":"bench","object":"model","created":1,"owned_by":"sglang"}]}"#;
-const HEAD: &str = r#"{"id":"3682e225bce94ba491ef7f47334e699d","object":"chat.completion","created":1795973694,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"The parser returns an error when the header is empty. The next step is to read the module that calls it, and to check that the test covers that case.","reasoning_content":null,"tool_calls":null},"logprobs":null,"finish_reason":"stop","matched_stop":151645}],"usage":{"prompt_tokens":120,"total_tokens":152,"completion_tokens":32,"prompt_tokens_details":{"cached_tokens":96},"reasoning_tokens":0},"metadata":{"weight_version":"default"}"#;
-const DETAILS: &str = r#","sglext":{"cached_tokens_details":{"device":96,"host":0}}"#;
+const HEAD: &str = r#"{"id":"3682e225bce94ba491ef7f47334e699d","object":"chat.completion","created":1795973694,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"The parser returns an error when the header is empty. The next step is to read the module that calls it, and to check that the test covers that case.","reasoning_content":null,"tool_calls":null},"logprobs":null,"finish_reason":"stop","matched_stop":151645}],"metadata":{"weight_version":"default"},"usage":"#;
 const CHUNK: &str = concat!(
     r#"data: {"id":"3682e225bce94ba491ef7f47334e699d","object":"chat.completion.chunk","created":1795973694,"model":"bench","choices":[{"index":0,"delta":{"role":null,"content":" header","reasoning_content":null,"tool_calls":null},"logprobs":null,"finish_reason":null,"matched_stop":null}],"usage":null}"#,
     "\n\n"
@@ -30,10 +29,7 @@ const LAST: &str = concat!(
     r#"data: {"id":"3682e225bce94ba491ef7f47334e699d","object":"chat.completion.chunk","created":1795973694,"model":"bench","choices":[{"index":0,"delta":{"role":null,"content":null,"reasoning_content":null,"tool_calls":null},"logprobs":null,"finish_reason":"stop","matched_stop":151645}],"usage":null}"#,
     "\n\n"
 );
-const USAGE: &str = concat!(
-    r#"data: {"id":"3682e225bce94ba491ef7f47334e699d","object":"chat.completion.chunk","created":1795973694,"model":"bench","choices":[],"usage":{"prompt_tokens":120,"total_tokens":152,"completion_tokens":32,"prompt_tokens_details":{"cached_tokens":96},"reasoning_tokens":0},"sglext":{"cached_tokens_details":{"device":96,"host":0}}}"#,
-    "\n\n"
-);
+const USAGE: &str = r#"data: {"id":"3682e225bce94ba491ef7f47334e699d","object":"chat.completion.chunk","created":1795973694,"model":"bench","choices":[],"usage":"#;
 const DONE: &str = "data: [DONE]\n\n";
 
 /// Serves on `ports` ports of 127.0.0.1 until the parent is gone. Prints the addresses on one line, with spaces between.
@@ -99,11 +95,11 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>, hyper::Err
     let fixed = |text: &'static str| json(Bytes::from_static(text.as_bytes()));
     Ok(match parts.uri.path() {
         "/v1/chat/completions" => match parts.headers.get(SCRIPT).map(script) {
-            Some(script) => streamed(script, asks(&body, b"\"include_usage\":true")),
-            None if asks(&body, b"\"return_cached_tokens_details\":true") => {
-                json(Bytes::from(format!("{HEAD}{DETAILS}}}")))
+            Some(script) if asks(&body, b"\"include_usage\":true") => {
+                streamed(script, Some(format!("{USAGE}{}}}\n\n", usage(body.len(), asks(&body, ASK_DETAILS)))))
             }
-            None => json(Bytes::from(format!("{HEAD}}}"))),
+            Some(script) => streamed(script, None),
+            None => json(Bytes::from(format!("{HEAD}{}}}", usage(body.len(), asks(&body, ASK_DETAILS))))),
         },
         "/ready" | "/health" => fixed(READY),
         "/server_info" => fixed(INFO),
@@ -115,6 +111,24 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>, hyper::Err
             response
         }
     })
+}
+
+const ASK_DETAILS: &[u8] = b"\"return_cached_tokens_details\":true";
+
+/// What follows `"usage":`. The worker claims to have had everything but the last token, as one that served the prompt before.
+fn usage(body_bytes: usize, details: bool) -> String {
+    let prompt = body_bytes / 4;
+    let cached = prompt.saturating_sub(1);
+    let total = prompt + 32;
+    let details = if details {
+        format!(",\"sglext\":{{\"cached_tokens_details\":{{\"device\":{cached},\"host\":0}}}}")
+    } else {
+        String::new()
+    };
+    format!(
+        "{{\"prompt_tokens\":{prompt},\"total_tokens\":{total},\"completion_tokens\":32,\
+         \"prompt_tokens_details\":{{\"cached_tokens\":{cached}}},\"reasoning_tokens\":0}}{details}"
+    )
 }
 
 fn json(body: Bytes) -> Response<Body> {
@@ -145,17 +159,18 @@ fn script(value: &HeaderValue) -> Script {
     Script { chunks: next(), group: next().max(1), pause: Duration::from_millis(next() as u64) }
 }
 
-fn streamed(script: Script, usage: bool) -> Response<Body> {
-    let body = std::iter::repeat_n(CHUNK, script.chunks.saturating_sub(1));
-    let pieces = body.chain([LAST]).chain(usage.then_some(USAGE)).chain([DONE]);
-    let chunks = stream::iter(pieces.enumerate()).then(move |(place, text)| async move {
+fn streamed(script: Script, usage: Option<String>) -> Response<Body> {
+    let fixed = |text: &'static str| Bytes::from_static(text.as_bytes());
+    let body = std::iter::repeat_n(fixed(CHUNK), script.chunks.saturating_sub(1));
+    let pieces = body.chain([fixed(LAST)]).chain(usage.map(Bytes::from)).chain([fixed(DONE)]);
+    let chunks = stream::iter(pieces.enumerate()).then(move |(place, piece)| async move {
         if place > 0 && place < script.chunks && place % script.group == 0 {
             tokio::time::sleep(script.pause).await;
         } else {
             // Lets the connection write what it has, so that every chunk is a write of its own.
             tokio::task::yield_now().await;
         }
-        Ok(Frame::data(Bytes::from_static(text.as_bytes())))
+        Ok(Frame::data(piece))
     });
     let chunks: Chunks = Box::pin(chunks);
     let mut response = Response::new(Either::Right(StreamBody::new(chunks)));
