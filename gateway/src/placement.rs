@@ -17,6 +17,9 @@ use turnstile_fleet::turn::Turn;
 use turnstile_fleet::worker::WorkerView;
 use turnstile_plugins::{Fault, LocalResponse};
 
+/// Times a turn is decided on when the place it was given is taken meanwhile.
+const CHOICES: u32 = 4;
+
 /// A turn with a place.
 pub struct Placed {
     /// The room it takes; given back when dropped.
@@ -236,11 +239,28 @@ pub fn place(
     policies: &mut TurnPolicies,
 ) -> Result<Placed, NoPlace> {
     let turn = request.turn;
-    let choice = choose(fleet, generation, pool, request, policies)?;
+    let osl = u64::from(turn.hints.osl.unwrap_or(0));
+    let mut again = CHOICES;
+    let (choice, reserved) = loop {
+        again -= 1;
+        let choice = choose(fleet, generation, pool, request, policies)?;
+        let Some(at) = choice.decision.route.target.and_then(|target| choice.at(target)) else {
+            return Err(NoPlace::NoWorker);
+        };
+        let (Some(worker), Some(seen)) = (choice.workers.get(at), choice.views.get(at)) else {
+            return Err(NoPlace::NoWorker);
+        };
+        // Another turn may have taken the place that this one saw; a full worker that was chosen as such stays chosen.
+        let limits = &generation.decide.limits;
+        let filled = |now: &WorkerView| again > 0 && now.at_limit(limits) && !seen.at_limit(limits);
+        let uncached = request.prompt_tokens.saturating_sub(choice.cached.get(at).copied().unwrap_or(0));
+        if let Some(reserved) = worker.dispatch_unless(uncached, osl, seen.held_rows, filled) {
+            break (choice, reserved);
+        }
+    };
     let decision = &choice.decision;
-    let Some(target) = decision.route.target else { return Err(NoPlace::NoWorker) };
     let worker_of = |id: WorkerId| choice.at(id).and_then(|at| choice.workers.get(at));
-    let Some(worker) = worker_of(target) else { return Err(NoPlace::NoWorker) };
+    let worker = &Arc::clone(reserved.worker());
 
     let (lease, no_session) = match key_of(generation, pool, turn, decision) {
         Some(key) if turn.route.generates() => {
@@ -268,8 +288,11 @@ pub fn place(
     let at = choice.at(worker.index);
     let predicted_cached = at.and_then(|at| choice.cached.get(at)).copied().unwrap_or(0);
     let matched_blocks = at.and_then(|at| choice.matched.get(at)).copied().unwrap_or(0);
-    let uncached = request.prompt_tokens.saturating_sub(predicted_cached);
-    let in_flight = worker.dispatch(uncached, u64::from(turn.hints.osl.unwrap_or(0)));
+    let in_flight = if worker.index == reserved.worker().index {
+        reserved
+    } else {
+        worker.dispatch(request.prompt_tokens.saturating_sub(predicted_cached), osl)
+    };
     fleet.index.lock().insert(worker.index, &turn.prefix.blocks);
     let listed = choice.views.iter().take(generation.log_candidates);
     let considered = listed.map(|v| (Arc::clone(&v.id), choice.cost(v.index))).collect();

@@ -148,6 +148,23 @@ impl Worker {
         InFlight { worker: Arc::clone(self), flight: Some(flight) }
     }
 
+    /// The same, unless the worker is such as `refuse` says at this very moment: decisions look at workers one by one, and
+    /// two of them may have seen the same free place.
+    pub fn dispatch_unless(
+        self: &Arc<Self>,
+        uncached_tokens: u64,
+        osl: u64,
+        held_rows: u32,
+        refuse: impl FnOnce(&WorkerView) -> bool,
+    ) -> Option<InFlight> {
+        let mut model = self.model.lock();
+        if refuse(&model.view(held_rows)) {
+            return None;
+        }
+        let flight = model.flights.dispatch(uncached_tokens, osl);
+        Some(InFlight { worker: Arc::clone(self), flight: Some(flight) })
+    }
+
     /// Takes no new turns from now on.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);
