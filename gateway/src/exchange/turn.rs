@@ -244,7 +244,7 @@ impl TurnInProgress<'_> {
             }
         }
         match last {
-            Some(fault) => super::attempt::give_up(self.exchange, client, fault).await,
+            Some(fault) => super::give_up::give_up(self.exchange, client, fault).await,
             None => Err(Refusal::new(Kind::NoWorker, "no worker is ready").with_retry_after(2)),
         }
     }
