@@ -58,9 +58,13 @@ pub struct Limits {
     /// Largest sum of names and values of the request headers; larger ones are answered 431.
     #[schemars(extend("minimum" = 1_024, "maximum" = 1_048_576_u64))]
     pub header_bytes: ByteSize,
-    /// Side requests that wait to be sent at a time. A prefill that finds no place is dropped.
+    /// Side requests that wait or run at a time; one worker gets half of them. A prefill that finds no place is dropped, a
+    /// close of a session is sent later. Aborts are counted apart, up to the same number.
     #[schemars(range(min = 1, max = 1_000_000), extend("x-restart" = true))]
     pub side_queue: u64,
+    /// Side requests that are sent to one worker at a time, aborts not counted.
+    #[schemars(range(min = 1, max = 1_000))]
+    pub side_per_worker: u32,
 }
 
 /// Trying another worker while nothing has reached the client.
@@ -103,6 +107,7 @@ impl Default for Limits {
             response_observe_bytes: ByteSize::mib(16),
             header_bytes: ByteSize::kib(64),
             side_queue: 4_096,
+            side_per_worker: 8,
         }
     }
 }

@@ -13,46 +13,18 @@
 //! * Engine ids are new for each generation, and made here, so that no client can name another's session and a late close
 //!   never meets a new one.
 //!
-//! # States of a session
-//!
-//! What a key is, seen from outside. *tag+* stands for affinity and tag sessions, which allow turns to overlap.
-//!
-//! | state | meaning |
-//! | --- | --- |
-//! | absent | nothing known |
-//! | idle | bound, no turn in flight; a streaming session has its engine session open |
-//! | running | turns in flight: one at most in a streaming session |
-//! | lost | a streaming session whose engine session is gone: worker lost, drained, evicted |
-//! | aborted | a streaming session whose last turn was aborted, and the worker has not let go yet |
-//! | closing | no session any more; the close of the engine session waits for a turn or for the worker to let go |
-//! | closed | no session any more; the close went out and is not confirmed |
-//!
-//! # State × event, streaming session
-//!
-//! Each cell: outcome → next state. `!` marks where [`EngineClose`] is returned. Begin is a turn that can enter the engine
-//! session (`/generate`, capable worker).
-//!
-//! | | begin none | begin bind | begin open | begin close | begin release | end finished | end aborted | released | expire | worker lost, drain | close confirmed | close failed |
-//! | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
-//! | absent | ordinary → absent | ready → running (affinity) | ready, opens → running | ordinary → absent | ordinary → absent | – | – | absent | absent | absent | absent | absent |
-//! | idle | ready → running | ready → running | ready → running | ready → closing | ordinary → closed ! | – | – | idle | closed ! | lost ! | idle | idle |
-//! | running | busy → running | busy → running | busy → running | busy → running | ordinary → closing | idle | aborted | running | running | lost (running on) | running | running |
-//! | lost | ready, opens, context lost → running | same | same | ready without engine session, context lost → absent | ordinary → absent | – | – | lost | absent | lost | lost | lost |
-//! | aborted | busy → aborted | busy → aborted | busy → aborted | busy → aborted | ordinary → closing | – | – | idle | closing | lost | aborted | aborted |
-//! | closing | ordinary → closing | ready → running (affinity) | busy → closing | ordinary → closing | ordinary → closing | closed ! | closing | closed ! if a release was awaited | closing | closing, and no longer in the way of an open | closing | closing |
-//! | closed | ordinary → closed | ready → running (affinity) | busy → closed | ordinary → closed | ordinary → closed | – | – | closed | closed | closed, and no longer in the way of an open | absent | absent; its row counts until the engine's own timeout |
-//!
-//! Lost with a close still outstanding is *lost* in this table. Tag sessions differ: a second turn is ready and not busy, a
-//! move to another worker closes the old tag, an abort needs no release, *lost* is just an unbound *idle* (a turn brings the
-//! full history), and a new generation never waits for an old close. Affinity sessions have no engine session at all: a close
-//! ends in *absent*. `session/state_tests.rs` runs these tables.
+//! What a key is, seen from outside, and what each event does to it, is a table: `docs/sessions.md`, which
+//! `session/state_tests.rs` writes from what this code does, in every state that can be reached.
 
 mod engine;
+mod hold;
 mod inspect;
 mod names;
+mod note;
 mod plan;
 mod sweep;
 mod table;
+mod waiting;
 
 use std::sync::Arc;
 
@@ -61,8 +33,11 @@ use crate::ids::{SessionKey, WorkerId};
 use crate::route::Route;
 use crate::worker::{Capabilities, WorkerView};
 
+pub use hold::{AttemptEnd, Hold, Parting, RELEASE_AFTER_MS, RELEASE_UNTOLD_MS, Refused};
 pub use inspect::{Counts, SessionView};
+pub use note::ContextNote;
 pub use table::Sessions;
+pub use waiting::WaitTicket;
 
 /// What a turn wants of its session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -160,6 +135,8 @@ pub struct BeginTurn {
     pub accepts: Accepts,
     /// What streaming sessions may hold on one rank of that worker.
     pub cap: StreamCap,
+    /// Its place among those that wait for the session, once it [waits](Sessions::wait).
+    pub ticket: Option<WaitTicket>,
     /// Now.
     pub now_ms: u64,
 }
@@ -181,7 +158,7 @@ pub enum Outcome {
     Ordinary(NoSession),
     /// Send it as the lease says, and give the lease to [`Sessions::end`] whatever happens.
     Ready(Lease),
-    /// Not now: ask again after the next [`Sessions::end`], [`Sessions::released`] or [`Sessions::close_result`].
+    /// Not now: [wait](Sessions::wait), and ask again when it is the first and something has changed.
     Busy(Busy),
 }
 
@@ -199,7 +176,7 @@ pub enum NoSession {
 /// Why a turn has to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Busy {
-    /// Another turn runs in its streaming session.
+    /// Another turn runs in its streaming session, or came before.
     Turn,
     /// The worker has not let go of the aborted turn before it.
     Abort,
@@ -244,6 +221,8 @@ pub struct Lease {
     pub open_timeout_ms: Option<u64>,
     /// The engine session that held the conversation so far is gone: a delta alone will not do.
     pub context_lost: bool,
+    /// A turn before this one was cut, so that the engine session may lack it.
+    pub turn_cut: bool,
     /// The session asks for more than this turn gets.
     pub degraded: Option<Degraded>,
     generation: u64,
@@ -268,10 +247,26 @@ pub enum TurnEnd {
     Finished(Option<Usage>),
     /// It was cut while the worker had it: client gone, timeout, broken connection.
     Aborted,
+    /// The worker ended it unfinished and has let go of it.
+    Unfinished,
     /// The worker never ran it: no connection, refused, queue full.
     NotServed,
     /// The worker said that it does not know the engine session, or is closing it.
     EngineGone,
+    /// The worker refused it, for it still has another turn of the engine session, which is over for us. The refusal has
+    /// cleared the engine's mark of that turn: one more turn or a close now would end the server.
+    StillBusy,
+}
+
+/// How a `/close_session` went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CloseResult {
+    /// The worker took it.
+    Closed,
+    /// It did not arrive, or the worker failed: to be sent again.
+    Failed,
+    /// The worker refused it, and would do so again.
+    Refused,
 }
 
 /// Tokens of a finished turn, as the worker reported them.
@@ -285,7 +280,7 @@ pub struct Usage {
     pub cached_tokens: u64,
 }
 
-/// A `/close_session` to send. Its final result goes to [`Sessions::close_result`].
+/// A `/close_session` to send, once. How it went goes to [`Sessions::close_result`], which sees to another try.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineClose {
     /// Where to.
@@ -298,6 +293,8 @@ pub struct EngineClose {
     pub mode: SessionMode,
     /// Why.
     pub cause: CloseCause,
+    /// Closes of it that failed before.
+    pub tries: u8,
 }
 
 /// Why an engine session is closed.

@@ -57,6 +57,8 @@ pub struct WorkerView {
     pub labels: Arc<BTreeMap<String, String>>,
     /// Turns of ours that it runs or holds in its queue.
     pub in_flight: u32,
+    /// Of these, turns that have not answered yet.
+    pub unanswered: u32,
     /// `in_flight` at the moment when `running` and `waiting` were reported.
     pub in_flight_at_load: u32,
     /// Requests it runs, from any client, all ranks together.
@@ -188,6 +190,11 @@ impl WorkerView {
         u32::try_from((reported + since).max(0)).unwrap_or(u32::MAX).max(self.in_flight)
     }
 
+    /// Requests in its own queue, as far as the last report is still true: what ended since has made room for some.
+    pub fn waiting_now(&self) -> u32 {
+        self.waiting.min(self.occupancy().saturating_sub(self.running))
+    }
+
     /// Share of its KV pool in use; 0 while the capacity is unknown.
     pub fn kv_usage(&self) -> f64 {
         if self.kv_capacity_tokens == 0 { 0.0 } else { self.kv_used_tokens as f64 / self.kv_capacity_tokens as f64 }
@@ -257,6 +264,7 @@ impl Worker {
             capabilities: self.capabilities,
             labels: Arc::clone(&self.labels),
             in_flight: self.flights.in_flight(),
+            unanswered: self.flights.unanswered(),
             in_flight_at_load: self.in_flight_at_load,
             running: self.load.running,
             waiting: self.load.waiting,

@@ -76,18 +76,19 @@ impl Admin {
             "/metrics" if reads => self.metrics(),
             "/workers" if reads => Answer::json(StatusCode::OK, &self.workers()),
             "/sessions" if reads => Answer::json(StatusCode::OK, &self.sessions()),
+            "/side" if reads => Answer::json(StatusCode::OK, &self.side()),
             "/plugins" if reads => Answer::json(StatusCode::OK, &self.plugins()),
             "/config" if reads => Answer::json(StatusCode::OK, &self.config()),
             "/health" | "/live" if reads => Answer::json(StatusCode::OK, &json!({"status": "live"})),
             "/reload" if method == Method::POST => self.reload().await,
             "/explain" if method == Method::POST => self.explain(session).await,
-            "/metrics" | "/workers" | "/sessions" | "/plugins" | "/config" | "/health" | "/live" => {
+            "/metrics" | "/workers" | "/sessions" | "/side" | "/plugins" | "/config" | "/health" | "/live" => {
                 Answer::error(StatusCode::METHOD_NOT_ALLOWED, "GET only")
             }
             "/reload" | "/explain" => Answer::error(StatusCode::METHOD_NOT_ALLOWED, "POST only"),
             _ => Answer::error(
                 StatusCode::NOT_FOUND,
-                "there are GET /metrics /workers /sessions /plugins /config /health, POST /reload /explain",
+                "there are GET /metrics /workers /sessions /side /plugins /config /health, POST /reload /explain",
             ),
         }
     }
@@ -186,6 +187,31 @@ impl Admin {
         json!({ "workers": list, "queue_depth": fleet.admission.depth() })
     }
 
+    /// Requests of ours to workers: what is pending, and closes that wait for their next try.
+    fn side(&self) -> Value {
+        let fleet = &self.gateway.fleet;
+        let counts = fleet.sessions.counts();
+        let pending: Vec<Value> = fleet
+            .side
+            .pending()
+            .into_iter()
+            .map(|p| {
+                json!({
+                    "worker": &*p.worker, "kind": p.kind.label(), "pending": p.pending, "last_error": p.last_error,
+                })
+            })
+            .collect();
+        json!({
+            "capacity": fleet.side.capacity(),
+            "pending": pending,
+            "prefills": self.gateway.prefills.running(),
+            "closes": {
+                "leaving": counts.leaving, "closing": counts.closing, "retrying": counts.retrying,
+                "given_up": counts.abandoned,
+            },
+        })
+    }
+
     fn sessions(&self) -> Value {
         let fleet = &self.gateway.fleet;
         let counts = fleet.sessions.counts();
@@ -214,7 +240,8 @@ impl Admin {
             "counts": {
                 "affinity": counts.affinity, "tag": counts.tag, "stream": counts.stream,
                 "in_flight": counts.in_flight, "engine_sessions": counts.engine_sessions,
-                "leaving": counts.leaving, "closing": counts.closing, "abandoned": counts.abandoned,
+                "leaving": counts.leaving, "closing": counts.closing, "retrying": counts.retrying,
+                "abandoned": counts.abandoned, "waiting": counts.waiting,
             },
             "listed": list.len(),
             "sessions": list,

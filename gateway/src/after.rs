@@ -8,13 +8,11 @@ use crate::request_id::random_hex;
 use crate::side::{SideKind, SideRequest, SideResult};
 use crate::workers::Worker;
 use bytes::Bytes;
-use hashbrown::HashMap;
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use turnstile_fleet::decision::Decision;
-use turnstile_fleet::ids::{SessionKey, WorkerId};
+use turnstile_fleet::ids::SessionKey;
 use turnstile_fleet::observe::Observation;
 use turnstile_fleet::prefill::next_turn_body;
 use turnstile_fleet::reply::Reply;
@@ -23,62 +21,8 @@ use turnstile_fleet::session::SessionAction;
 use turnstile_fleet::turn::{Turn, UpstreamPlan, understand};
 use turnstile_fleet::worker::WorkerState;
 
-/// Prefills that run, by session and by worker.
-#[derive(Default)]
-pub struct Prefills {
-    inner: Mutex<Running>,
-}
-
-#[derive(Default)]
-struct Running {
-    by_session: HashMap<SessionKey, CancellationToken>,
-    by_worker: HashMap<WorkerId, u32>,
-}
-
-impl Prefills {
-    /// The real turn of a session came, or the session ended.
-    pub fn cancel(&self, key: SessionKey) {
-        if let Some(token) = self.inner.lock().by_session.remove(&key) {
-            token.cancel();
-        }
-    }
-
-    /// Reserves a place, unless the worker has enough of them or the session has one already.
-    fn reserve(
-        &self,
-        key: Option<SessionKey>,
-        worker: WorkerId,
-        per_worker: u32,
-    ) -> Result<CancellationToken, &'static str> {
-        let mut inner = self.inner.lock();
-        if key.is_some_and(|key| inner.by_session.contains_key(&key)) {
-            return Err("skipped: one runs for the session");
-        }
-        let running = inner.by_worker.entry(worker).or_insert(0);
-        if *running >= per_worker {
-            return Err("skipped: worker budget");
-        }
-        *running += 1;
-        let token = CancellationToken::new();
-        if let Some(key) = key {
-            inner.by_session.insert(key, token.clone());
-        }
-        Ok(token)
-    }
-
-    fn release(&self, key: Option<SessionKey>, worker: WorkerId, token: &CancellationToken) {
-        let mut inner = self.inner.lock();
-        if let Some(running) = inner.by_worker.get_mut(&worker) {
-            *running = running.saturating_sub(1);
-        }
-        // A newer prefill of the same session keeps its place.
-        if let Some(key) = key
-            && !token.is_cancelled()
-        {
-            inner.by_session.remove(&key);
-        }
-    }
-}
+/// Finish reasons after which a next turn is to be expected. Not after an abort, a filter or an error.
+const FINISHED: [&str; 4] = ["stop", "tool_calls", "function_call", "length"];
 
 /// Whether the reply has to be gathered: the turn asked for a prefill, or a policy wants one, and it could be made.
 pub fn wants_prefill(generation: &Generation, turn: &Turn, decision: &Decision) -> bool {
@@ -104,6 +48,8 @@ pub struct Finished<'a> {
     pub streaming: bool,
     /// What was set in its body.
     pub plan: &'a UpstreamPlan<'a>,
+    /// Its prompt tokens, as the worker reported them.
+    pub prompt_tokens: Option<u64>,
 }
 
 /// Sends the prefill of the next turn, or says why not. Nothing when none was asked for.
@@ -127,18 +73,27 @@ fn try_prefill(gateway: &Arc<Gateway>, generation: &Arc<Generation>, turn: &Fini
         return Err("skipped: streaming session");
     }
     let reply = turn.reply.ok_or("skipped: no whole reply")?;
+    if !FINISHED.contains(&reply.finish_reason.as_str()) {
+        return Err("skipped: finish reason");
+    }
     let worker = turn.worker;
-    let (state, waiting, takes_priority) = worker.with_model(|m| (m.state, m.load().waiting, m.capabilities.priority));
-    if state != WorkerState::Ready {
+    let mut held = Vec::new();
+    gateway.fleet.sessions.held(std::iter::once(worker.index), &mut held);
+    let mut view = worker.view(held.first().map_or(0, |held| held.idle_rows));
+    if view.state != WorkerState::Ready {
         return Err("skipped: worker not ready");
     }
-    if waiting >= options.skip_when_waiting || gateway.fleet.admission.depth() > 0 {
+    // This turn counts as in flight until its request has ended, but the worker is done with it.
+    view.in_flight = view.in_flight.saturating_sub(1);
+    let waiting = view.waiting_now().max(view.unanswered);
+    let full = view.at_limit(&generation.decide.limits);
+    if waiting >= options.skip_when_waiting || full || gateway.fleet.admission.depth() > 0 {
         return Err("skipped: load");
     }
     let rid = random_hex();
     let plan = UpstreamPlan {
         rid: Some(&rid),
-        priority: options.engine_priority.filter(|_| takes_priority),
+        priority: options.engine_priority.filter(|_| view.capabilities.priority),
         ask_usage: false,
         ..*turn.plan
     };
@@ -146,34 +101,39 @@ fn try_prefill(gateway: &Arc<Gateway>, generation: &Arc<Generation>, turn: &Fini
     if body.len() > options.max_body_bytes.as_usize() {
         return Err("skipped: too large");
     }
-    let token = gateway.prefills.reserve(turn.key, worker.index, options.per_worker)?;
+    let place = gateway.prefills.reserve(turn.key, worker.index, options.per_worker)?;
     // What the worker will have once it is done; hashed as the real turn will be.
     let blocks = understand(Route::Chat, &http::HeaderMap::new(), body.clone(), &generation.understand)
         .map(|t| t.prefix.blocks)
         .unwrap_or_default();
     let gateway_of_task = Arc::clone(gateway);
-    let (key, index, done_token) = (turn.key, worker.index, token.clone());
+    let (index, prompt_tokens) = (worker.index, turn.prompt_tokens);
     let (worker_of_task, timeout) = (Arc::clone(worker), gateway.fleet.settings().side_timeout);
     gateway.fleet.side.send(SideRequest {
         kind: SideKind::Prefill,
         worker: Arc::clone(worker),
         body,
         timeout: Duration::from_secs(options.timeout_s),
-        cancel: token,
+        cancel: place.cancel(),
         done: Box::new(move |result| {
-            gateway_of_task.prefills.release(key, index, &done_token);
             match result {
-                SideResult::Ok(_) => gateway_of_task.fleet.index.lock().insert(index, &blocks),
+                SideResult::Ok(_) => {
+                    place.done(prompt_tokens);
+                    gateway_of_task.fleet.index.lock().insert(index, &blocks);
+                }
                 // The engine notices a gone client of a non-streaming request only by a poll; the real turn is waiting.
-                SideResult::Cancelled => gateway_of_task.fleet.side.send(SideRequest {
-                    kind: SideKind::Abort,
-                    worker: worker_of_task,
-                    body: Bytes::from(serde_json::json!({ "rid": rid }).to_string()),
-                    timeout,
-                    cancel: CancellationToken::new(),
-                    done: Box::new(|_| {}),
-                }),
-                SideResult::Failed(_) => {}
+                SideResult::Cancelled => {
+                    place.lost("cancelled");
+                    gateway_of_task.fleet.side.send(SideRequest {
+                        kind: SideKind::Abort,
+                        worker: worker_of_task,
+                        body: Bytes::from(serde_json::json!({ "rid": rid }).to_string()),
+                        timeout,
+                        cancel: CancellationToken::new(),
+                        done: Box::new(|_| {}),
+                    });
+                }
+                SideResult::Refused(_) | SideResult::Failed(_) => place.lost("failed"),
             }
         }),
     });

@@ -78,14 +78,15 @@ pub fn explain(gateway: &Arc<Gateway>, question: &[u8]) -> Result<Value, String>
     if let Verdict::Answer { plugin, response } = policies.run(Phase::Admit, &builtin) {
         return Ok(json!({"answered_by": &*plugin, "status": response.status}));
     }
-    let request = Request { turn: &turn, prompt_tokens, action, excluded: &[], attempt: 0, last_error: None };
+    let request =
+        Request { turn: &turn, prompt_tokens, action, excluded: &[], attempt: 0, last_error: None, ticket: None };
     let choice = match choose(&gateway.fleet, &generation, pool, &request, &mut policies) {
         Ok(choice) => choice,
         Err(NoPlace::Answer(plugin, response)) => {
             return Ok(json!({"answered_by": &*plugin, "status": response.status}));
         }
         Err(NoPlace::Closed(fault)) => return Ok(json!({"failed_closed": &*fault.plugin})),
-        Err(NoPlace::NoWorker | NoPlace::Busy(_)) => return Ok(json!({"worker": null})),
+        Err(NoPlace::NoWorker | NoPlace::Busy(..)) => return Ok(json!({"worker": null})),
     };
     policies.finish();
     let decision = &choice.decision;

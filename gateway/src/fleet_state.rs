@@ -72,6 +72,8 @@ pub struct FleetSettings {
     pub sessions: SessionOptions,
     /// Time for a side request.
     pub side_timeout: Duration,
+    /// Side requests at a time on one worker.
+    pub side_per_worker: usize,
 }
 
 impl Room for FleetView {
@@ -120,7 +122,8 @@ impl Fleet {
     pub fn new(metrics: Arc<Metrics>, settings: FleetSettings, side_queue: usize) -> Self {
         let workers = Arc::new(Workers::default());
         let upstream = Arc::new(Upstream::default());
-        let side = Arc::new(SideRequests::new(Arc::clone(&upstream), Arc::clone(&metrics), side_queue));
+        let side = SideRequests::new(Arc::clone(&upstream), Arc::clone(&metrics), side_queue, settings.side_per_worker);
+        let side = Arc::new(side);
         let sessions = Arc::new(SessionTable::new(
             settings.sessions,
             Arc::clone(&workers),
@@ -154,6 +157,7 @@ impl Fleet {
     /// Takes over what a new generation says.
     pub fn configure(self: &Arc<Self>, settings: FleetSettings) {
         self.sessions.configure(settings.sessions, settings.side_timeout);
+        self.side.configure(settings.side_per_worker);
         let names = settings.pools.iter().map(|(id, name, _)| (*id, Arc::clone(name))).collect();
         let queue = settings.queue;
         self.view.settings.store(Arc::new(settings));
@@ -195,7 +199,7 @@ impl Fleet {
 
     /// A worker that is no longer configured.
     pub fn forget(&self, worker: &Arc<Worker>) {
-        self.sessions.worker_lost(worker.index);
+        self.sessions.worker_removed(worker.index);
         self.index.lock().forget(worker.index);
         self.metrics.forget_worker(&worker.id);
     }
@@ -235,6 +239,7 @@ impl Fleet {
 impl WorkerEvents for Fleet {
     fn ready(&self, worker: &Arc<Worker>) {
         self.set_index_capacity(worker);
+        self.sessions.worker_back(worker.index);
         self.admission.dispatch();
     }
 

@@ -1,11 +1,11 @@
 //! The gateway: what all listeners and tasks share.
 
 use crate::access_log::AccessLog;
-use crate::after::Prefills;
 use crate::fleet_state::Fleet;
 use crate::generation::{Foundation, Generation};
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
+use crate::prefills::Prefills;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct Gateway {
     /// Access and decision log.
     pub log: AccessLog,
     /// Speculative prefills that run.
-    pub prefills: Prefills,
+    pub prefills: Arc<Prefills>,
     /// Policies' shared store.
     pub store: Arc<dyn PolicyStore>,
     /// Set from the first signal to stop.
@@ -50,11 +50,11 @@ impl Gateway {
         metrics.generation.set(i64::try_from(generation.number).unwrap_or(i64::MAX));
         Self {
             fleet,
-            metrics,
             generation: ArcSwap::from_pointee(generation),
             foundation,
             log,
-            prefills: Prefills::default(),
+            prefills: Arc::new(Prefills::new(Arc::clone(&metrics))),
+            metrics,
             store,
             stopping: AtomicBool::new(false),
             reloading: tokio::sync::Mutex::new(()),

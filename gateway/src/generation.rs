@@ -344,6 +344,7 @@ pub fn fleet_settings(config: &Config, pools: &[PoolRuntime]) -> FleetSettings {
             evict_after_idle_ms: EVICT_AFTER_IDLE_MS,
         },
         side_timeout: Duration::from_secs(config.timeouts.side_request_s),
+        side_per_worker: config.limits.side_per_worker as usize,
     }
 }
 

@@ -28,6 +28,7 @@ pub mod listen;
 pub mod metrics;
 pub mod placement;
 pub mod policy;
+pub mod prefills;
 pub mod reload;
 pub mod request_body;
 pub mod request_id;

@@ -5,7 +5,8 @@
 
 use prometheus::core::Collector;
 use prometheus::{
-    Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 
 /// Seconds, from a millisecond to ten minutes.
@@ -79,8 +80,16 @@ pub struct Metrics {
     pub sessions_ended: IntCounterVec,
     /// Side requests by kind and result.
     pub side_requests: IntCounterVec,
-    /// Side requests waiting.
-    pub side_queue: IntGauge,
+    /// Side requests that wait or run, by kind.
+    pub side_queue: IntGaugeVec,
+    /// Closes of engine sessions on their way, by state.
+    pub session_closes: IntGaugeVec,
+    /// Turns that wait for a busy session.
+    pub session_waiting: IntGauge,
+    /// Prefills by what became of them, seen from the next turn of the session.
+    pub prefill_outcomes: IntCounterVec,
+    /// Cached tokens of turns after a prefill, beyond what their session had before it.
+    pub prefill_tokens: IntCounter,
     /// Prompt tokens by source: predicted cached, reported cached, total.
     pub prompt_tokens: IntCounterVec,
     /// Absolute error of the cached-token prediction, tokens.
@@ -134,6 +143,11 @@ impl Builder {
     fn gauge(&mut self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
         self.note(name, "gauge", &[], help);
         self.keep(IntGauge::new(name, help))
+    }
+
+    fn count(&mut self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+        self.note(name, "counter", &[], help);
+        self.keep(IntCounter::new(name, help))
     }
 
     fn histogram(
@@ -233,10 +247,29 @@ impl Metrics {
             side_requests: b.counter(
                 "turnstile_side_requests_total",
                 "Requests of the gateway to workers, by kind (open_session, close_session, prefill, abort) and result \
-                 (ok, failed, retried, skipped, cancelled, dropped)",
+                 (ok; refused: answered 4xx; failed: answered 5xx or nothing; retried; skipped; cancelled; dropped: no room in \
+                 limits.side_queue, a close comes again)",
                 &["kind", "result"],
             )?,
-            side_queue: b.gauge("turnstile_side_queue_depth", "Side requests waiting")?,
+            side_queue: b.gauges("turnstile_side_queue_depth", "Side requests that wait or run, by kind", &["kind"])?,
+            session_closes: b.gauges(
+                "turnstile_session_closes",
+                "Engine sessions to be closed, by state: leaving (a turn still runs, or the worker has not let go), closing (sent), \
+                 retrying (failed, to be sent again), given_up (counts until the engine's own timeout)",
+                &["state"],
+            )?,
+            session_waiting: b.gauge("turnstile_session_waiting", "Turns waiting for a busy streaming session")?,
+            prefill_outcomes: b.counter(
+                "turnstile_prefill_outcomes_total",
+                "Prefills that were sent, by outcome: used (the next turn of the session found more cached than the turn before \
+                 had left), useless (it did not), cancelled (the next turn came first), failed, unused (no turn came on that \
+                 worker)",
+                &["outcome"],
+            )?,
+            prefill_tokens: b.count(
+                "turnstile_prefill_used_tokens_total",
+                "Cached tokens that turns after a prefill found beyond the context of the turn before",
+            )?,
             prompt_tokens: b.counter(
                 "turnstile_prompt_tokens_total",
                 "Prompt tokens of turns whose worker reported usage: kind is prompt, cached_predicted or cached_reported",

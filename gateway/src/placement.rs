@@ -11,7 +11,7 @@ use turnstile_fleet::decision::{Bound, Candidates, Decision, OrderInput, RouteIn
 use turnstile_fleet::identity::session_key;
 use turnstile_fleet::ids::{SessionKey, WorkerId};
 use turnstile_fleet::session::{
-    Accepts, BeginTurn, Busy, Lease, NoSession, Outcome, SessionAction, SessionView, StreamCap, TurnEnd,
+    Accepts, BeginTurn, Busy, Lease, NoSession, Outcome, SessionAction, SessionView, StreamCap, TurnEnd, WaitTicket,
 };
 use turnstile_fleet::turn::Turn;
 use turnstile_fleet::worker::WorkerView;
@@ -72,7 +72,7 @@ pub enum NoPlace {
     /// No worker can take it.
     NoWorker,
     /// Its streaming session is busy: wait for a change and try again.
-    Busy(Busy),
+    Busy(SessionKey, Busy),
     /// A policy answered.
     Answer(Arc<str>, Box<LocalResponse>),
     /// A policy with `on_error = "closed"` failed.
@@ -93,6 +93,8 @@ pub struct Request<'a> {
     pub attempt: u32,
     /// What became of the one before.
     pub last_error: Option<String>,
+    /// Its place among those that wait for its session.
+    pub ticket: Option<WaitTicket>,
 }
 
 /// The order of a turn in the native built-in.
@@ -264,13 +266,13 @@ pub fn place(
 
     let (lease, no_session) = match key_of(generation, pool, turn, decision) {
         Some(key) if turn.route.generates() => {
-            let first = begin(fleet, generation, turn, key, decision, worker)?;
+            let first = begin(fleet, generation, request, key, decision, worker)?;
             match first {
                 // Its worker is none of this pool's any more: the session begins anew on the one decided on.
                 (Some(lease), _) if worker_of(lease.worker).is_none() => {
                     fleet.sessions.end(lease, TurnEnd::NotServed);
                     fleet.sessions.unbind(key);
-                    begin(fleet, generation, turn, key, decision, worker)?
+                    begin(fleet, generation, request, key, decision, worker)?
                 }
                 first => first,
             }
@@ -315,11 +317,12 @@ fn bound_of(session: &SessionView) -> Option<Bound> {
 fn begin(
     fleet: &Arc<Fleet>,
     generation: &Generation,
-    turn: &Turn,
+    request: &Request<'_>,
     key: SessionKey,
     decision: &Decision,
     worker: &Arc<Worker>,
 ) -> Result<(Option<Lease>, Option<NoSession>), NoPlace> {
+    let turn = request.turn;
     let (mut capabilities, max_running, kv_capacity) =
         worker.with_model(|m| (m.capabilities, m.load().max_running, m.load().kv_capacity_tokens));
     capabilities.tag &= generation.config.sessions.tag;
@@ -344,12 +347,13 @@ fn begin(
             rows: u32::try_from(rows).unwrap_or(u32::MAX),
             tokens: share(kv_capacity / u64::from(ranks), sessions.stream_tokens_fraction),
         },
+        ticket: request.ticket,
         now_ms: crate::clock::now_ms(),
     });
     match begin.outcome {
         Outcome::Ready(lease) => Ok((Some(lease), None)),
         Outcome::Ordinary(why) => Ok((None, Some(why))),
-        Outcome::Busy(why) => Err(NoPlace::Busy(why)),
+        Outcome::Busy(why) => Err(NoPlace::Busy(key, why)),
     }
 }
 
@@ -358,16 +362,17 @@ pub fn reason_label(decision: &Decision, attempt: u32) -> &'static str {
     if attempt > 0 && decision.route.why != Why::Pinned { "retry" } else { decision.route.why.name() }
 }
 
-/// The only worker a turn can go to, and whether it must wait for its session first: known before it is let through.
-pub fn pinned(fleet: &Fleet, pool: &PoolRuntime, turn: &Turn) -> (Option<WorkerId>, bool) {
+/// The only worker a turn can go to, and what it must wait for first: known before it is let through.
+pub fn pinned(
+    fleet: &Fleet,
+    pool: &PoolRuntime,
+    turn: &Turn,
+    ticket: Option<WaitTicket>,
+) -> (Option<WorkerId>, Option<(SessionKey, Busy)>) {
     if !turn.route.takes_session_params() {
-        return (None, false);
+        return (None, None);
     }
-    let Some(view) = own_key(pool, turn).and_then(|key| fleet.sessions.view(key)) else {
-        return (None, false);
-    };
-    if view.mode != turnstile_fleet::session::SessionMode::Stream {
-        return (None, false);
-    }
-    (view.worker, view.in_flight > 0 || view.awaiting_release)
+    let Some(key) = own_key(pool, turn) else { return (None, None) };
+    let (worker, busy) = fleet.sessions.pin(key, ticket).unwrap_or_default();
+    (worker, busy.map(|why| (key, why)))
 }

@@ -170,10 +170,14 @@ impl Running {
             }
         }
         self.tasks.shutdown().await;
-        self.gateway.fleet.sessions.close_all();
         // An abort that did not arrive holds a session back for five seconds; its close comes after that.
         let left = self.grace.saturating_sub(started.elapsed()).max(Duration::from_secs(8));
-        self.gateway.fleet.side.settle(left).await;
+        let closing = std::time::Instant::now();
+        let open = self.gateway.fleet.sessions.close_within(left).await;
+        if !open.is_empty() {
+            tracing::warn!(sessions = open.len(), "engine sessions left open: their workers do not answer");
+        }
+        self.gateway.fleet.side.settle(left.saturating_sub(closing.elapsed()).max(Duration::from_secs(1))).await;
         for worker in self.gateway.fleet.workers.current() {
             worker.stop_probe();
         }

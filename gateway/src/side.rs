@@ -1,29 +1,33 @@
 //! Side requests: requests of ours to workers, off the client's path. Their errors never reach a client.
 //!
-//! A bound on how many there are, a bound on how many one worker gets at a time (so that a hung worker holds up nobody
-//! else's), retries with back-off for those that must arrive (a close), a cancellation for those that lose their sense (a
-//! prefill).
+//! All of them together are bounded, and one worker has no more than its share of that, so that a hung worker leaves room for
+//! the others. A close that fails or finds no room is not lost: the session table sends it again. Aborts have a room of their
+//! own: they make places free, and a turn may be waiting for them. What is meant for a worker that the configuration no
+//! longer names is cancelled, but for closes, which are tried once.
 
 use crate::metrics::Metrics;
 use crate::upstream::{ExchangeError, Reply, Upstream};
 use crate::workers::Worker;
 use bytes::Bytes;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use turnstile_fleet::ids::WorkerId;
 
-/// Tries in flight at a time on one worker. Aborts do not count: they make room, and a turn may be waiting for them.
-pub const TRIES_PER_WORKER: usize = 8;
 /// The most of an answer that is read.
 const REPLY_LIMIT: usize = 1024 * 1024;
-/// Pauses before the second, third… try.
-const BACKOFF: [Duration; 4] =
-    [Duration::from_millis(100), Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(5)];
+/// Pause before an abort is sent a second time. (A close is sent again by the session table, a prefill never.)
+const ABORT_AGAIN: Duration = Duration::from_millis(100);
+/// One worker's share of the room, as a divisor.
+const WORKER_SHARE: usize = 2;
 
 /// What a side request is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SideKind {
     /// Frees an engine session.
     CloseSession,
@@ -51,11 +55,10 @@ impl SideKind {
         }
     }
 
-    fn tries(self) -> usize {
+    fn tries(self) -> u32 {
         match self {
-            SideKind::CloseSession => 1 + BACKOFF.len(),
             SideKind::Abort => 2,
-            SideKind::Prefill => 1,
+            SideKind::CloseSession | SideKind::Prefill => 1,
         }
     }
 }
@@ -65,7 +68,9 @@ impl SideKind {
 pub enum SideResult {
     /// The worker answered 2xx.
     Ok(Reply),
-    /// It answered something else, or nothing, on every try.
+    /// The worker understood and refused; asking again changes nothing.
+    Refused(u16),
+    /// It answered 5xx, or nothing; or there was no room for the request.
     Failed(String),
     /// It was cancelled.
     Cancelled,
@@ -87,36 +92,108 @@ pub struct SideRequest {
     pub done: Box<dyn FnOnce(SideResult) + Send + Sync>,
 }
 
+/// Side requests of one worker and kind that wait or run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pending {
+    /// The worker.
+    pub worker: Arc<str>,
+    /// What for.
+    pub kind: SideKind,
+    /// How many, those being sent included.
+    pub pending: usize,
+    /// Why the last one failed, if one did while others were pending.
+    pub last_error: Option<String>,
+}
+
 /// The queue: a bound on what waits or runs, and tasks that belong together.
 pub struct SideRequests {
     room: Arc<Semaphore>,
+    /// A room of their own for aborts.
+    abort_room: Arc<Semaphore>,
+    capacity: usize,
+    per_worker: AtomicUsize,
+    pending: Arc<Mutex<BTreeMap<(WorkerId, SideKind), Pending>>>,
     upstream: Arc<Upstream>,
     tracker: TaskTracker,
     metrics: Arc<Metrics>,
 }
 
 impl SideRequests {
-    /// An empty queue of `capacity` (`limits.side_queue`).
-    pub fn new(upstream: Arc<Upstream>, metrics: Arc<Metrics>, capacity: usize) -> Self {
-        let room = Arc::new(Semaphore::new(capacity.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { room, upstream, tracker: TaskTracker::new(), metrics }
+    /// An empty queue of `capacity` (`limits.side_queue`), `per_worker` (`limits.side_per_worker`) tries at a time on one
+    /// worker.
+    pub fn new(upstream: Arc<Upstream>, metrics: Arc<Metrics>, capacity: usize, per_worker: usize) -> Self {
+        let capacity = capacity.clamp(1, Semaphore::MAX_PERMITS);
+        Self {
+            room: Arc::new(Semaphore::new(capacity)),
+            abort_room: Arc::new(Semaphore::new(capacity)),
+            capacity,
+            per_worker: AtomicUsize::new(per_worker),
+            pending: Arc::default(),
+            upstream,
+            tracker: TaskTracker::new(),
+            metrics,
+        }
     }
 
-    /// Sends a request as soon as its worker has a place for it. A full queue drops it, with its `done` told so.
+    /// A new number of tries at a time, from a reload.
+    pub fn configure(&self, per_worker: usize) {
+        self.per_worker.store(per_worker, Ordering::Relaxed);
+    }
+
+    /// Sends a request as soon as its worker has a place for it. Without room for it, its `done` is told that it failed.
     pub fn send(&self, request: SideRequest) {
-        let Ok(room) = Arc::clone(&self.room).try_acquire_owned() else {
+        let Some(entry) = self.enter(&request) else {
             self.metrics.side_requests.with_label_values(&[request.kind.label(), "dropped"]).inc();
-            tracing::warn!(kind = request.kind.label(), worker = %request.worker.id, "side request dropped: queue full");
+            // A close comes again; of the others nobody else would say a word.
+            if request.kind != SideKind::CloseSession {
+                let (kind, worker) = (request.kind.label(), &request.worker.id);
+                tracing::warn!(kind, worker = %worker, "side request dropped: queue full");
+            }
             (request.done)(SideResult::Failed("the side request queue is full".into()));
             return;
         };
         let (upstream, metrics) = (Arc::clone(&self.upstream), Arc::clone(&self.metrics));
-        metrics.side_queue.inc();
+        let per_worker = self.per_worker.load(Ordering::Relaxed);
         self.tracker.spawn(async move {
-            run(request, &upstream, &metrics).await;
-            metrics.side_queue.dec();
-            drop(room);
+            let result = run(&request, &upstream, &metrics, per_worker).await;
+            entry.leave(&result);
+            (request.done)(result);
         });
+    }
+
+    fn enter(&self, request: &SideRequest) -> Option<Entry> {
+        let room = if request.kind == SideKind::Abort { &self.abort_room } else { &self.room };
+        let room = Arc::clone(room).try_acquire_owned().ok()?;
+        let key = (request.worker.index, request.kind);
+        let mut pending = self.pending.lock();
+        let of_worker: usize = pending
+            .range((key.0, SideKind::CloseSession)..=(key.0, SideKind::Prefill))
+            .map(|(_, pending)| pending.pending)
+            .sum();
+        if request.kind != SideKind::Abort && of_worker >= (self.capacity / WORKER_SHARE).max(1) {
+            return None;
+        }
+        let one = pending.entry(key).or_insert_with(|| Pending {
+            worker: Arc::clone(&request.worker.id),
+            kind: request.kind,
+            pending: 0,
+            last_error: None,
+        });
+        one.pending += 1;
+        drop(pending);
+        let depth = self.metrics.side_queue.with_label_values(&[request.kind.label()]);
+        depth.inc();
+        Some(Entry { key, pending: Arc::clone(&self.pending), depth, _room: room })
+    }
+
+    /// What waits or runs.
+    pub fn pending(&self) -> Vec<Pending> {
+        self.pending.lock().values().cloned().collect()
+    }
+
+    /// Most of them at a time, aborts not counted.
+    pub fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Runs a task that belongs to the side requests, so that [`SideRequests::settle`] waits for it.
@@ -137,64 +214,133 @@ impl SideRequests {
     }
 }
 
-async fn run(request: SideRequest, upstream: &Upstream, metrics: &Metrics) {
-    let kind = request.kind;
-    let mut result = SideResult::Cancelled;
-    for attempt in 0..kind.tries() {
-        if attempt > 0 {
-            metrics.side_requests.with_label_values(&[kind.label(), "retried"]).inc();
-            let pause = BACKOFF.get(attempt - 1).copied().unwrap_or(Duration::from_secs(5));
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = request.cancel.cancelled() => { result = SideResult::Cancelled; break; }
-            }
-        }
-        let outcome = tokio::select! {
-            biased;
-            () = request.cancel.cancelled() => { result = SideResult::Cancelled; break; }
-            outcome = once(&request, upstream) => outcome,
-        };
-        match outcome {
-            Ok(reply) if reply.is_success() => {
-                result = SideResult::Ok(reply);
-                break;
-            }
-            // The worker understood and refused; asking again changes nothing.
-            Ok(reply) if reply.status < 500 => {
-                result = SideResult::Failed(format!("status {}", reply.status));
-                break;
-            }
-            Ok(reply) => result = SideResult::Failed(format!("status {}", reply.status)),
-            Err(error) => result = SideResult::Failed(error.to_string()),
-        }
-        if request.worker.is_removed() {
-            break;
+/// The room that a request takes, and its place in the listing.
+struct Entry {
+    key: (WorkerId, SideKind),
+    pending: Arc<Mutex<BTreeMap<(WorkerId, SideKind), Pending>>>,
+    depth: prometheus::IntGauge,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Entry {
+    fn leave(self, result: &SideResult) {
+        if let SideResult::Failed(reason) = result
+            && let Some(one) = self.pending.lock().get_mut(&self.key)
+        {
+            one.last_error = Some(reason.clone());
         }
     }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.depth.dec();
+        let mut pending = self.pending.lock();
+        if let Some(one) = pending.get_mut(&self.key) {
+            one.pending = one.pending.saturating_sub(1);
+            if one.pending == 0 {
+                pending.remove(&self.key);
+            }
+        }
+    }
+}
+
+async fn run(request: &SideRequest, upstream: &Upstream, metrics: &Metrics, per_worker: usize) -> SideResult {
+    let kind = request.kind;
+    // A close is tried also at a worker that is no longer named: it may serve others.
+    let unwanted = async {
+        match kind {
+            SideKind::CloseSession => std::future::pending::<()>().await,
+            SideKind::Prefill | SideKind::Abort => request.worker.gone().cancelled().await,
+        }
+    };
+    let result = tokio::select! {
+        biased;
+        () = request.cancel.cancelled() => SideResult::Cancelled,
+        () = unwanted => SideResult::Cancelled,
+        result = tries(request, upstream, metrics, per_worker) => result,
+    };
     let label = match &result {
         SideResult::Ok(_) => "ok",
+        SideResult::Refused(_) => "refused",
         SideResult::Failed(_) => "failed",
         SideResult::Cancelled => "cancelled",
     };
     metrics.side_requests.with_label_values(&[kind.label(), label]).inc();
+    let worker = &request.worker.id;
     match &result {
+        SideResult::Refused(status) if kind != SideKind::Abort => {
+            tracing::warn!(kind = kind.label(), worker = %worker, status, "side request refused");
+        }
         // An abort is belt and braces: a worker with an admin key refuses it, and drops the closed connection anyway.
         SideResult::Failed(reason) if kind != SideKind::Abort => {
-            tracing::warn!(kind = kind.label(), worker = %request.worker.id, %reason, "side request failed");
+            tracing::warn!(kind = kind.label(), worker = %worker, %reason, "side request failed");
         }
-        _ => tracing::debug!(kind = kind.label(), worker = %request.worker.id, result = label, "side request"),
+        _ => tracing::debug!(kind = kind.label(), worker = %worker, result = label, "side request"),
     }
-    (request.done)(result);
+    result
 }
 
-/// One try, with a place on the worker held only as long as it runs.
-async fn once(request: &SideRequest, upstream: &Upstream) -> Result<Reply, ExchangeError> {
+async fn tries(request: &SideRequest, upstream: &Upstream, metrics: &Metrics, per_worker: usize) -> SideResult {
+    let mut tried = 0;
+    loop {
+        tried += 1;
+        let reason = match once(request, upstream, per_worker).await {
+            Ok(reply) if reply.is_success() => return SideResult::Ok(reply),
+            Ok(reply) if reply.status < 500 => return SideResult::Refused(reply.status),
+            Ok(reply) => format!("status {}", reply.status),
+            Err(error) => error.to_string(),
+        };
+        if tried >= request.kind.tries() {
+            return SideResult::Failed(reason);
+        }
+        metrics.side_requests.with_label_values(&[request.kind.label(), "retried"]).inc();
+        tokio::time::sleep(ABORT_AGAIN).await;
+    }
+}
+
+/// One try, with a place on the worker held only as long as it runs. Aborts need none.
+async fn once(request: &SideRequest, upstream: &Upstream, per_worker: usize) -> Result<Reply, ExchangeError> {
     let _place = match request.kind {
         SideKind::Abort => None,
-        // The semaphore of a worker is never closed; without a place nothing would be bounded.
-        _ => Some(request.worker.side_places().acquire().await.map_err(|_| ExchangeError::Unresolved)?),
+        SideKind::CloseSession | SideKind::Prefill => Some(request.worker.side_places().enter(per_worker).await),
     };
     let target = request.worker.target().ok_or(ExchangeError::Unresolved)?;
     let body = Some(request.body.clone());
     upstream.exchange(&target, "POST", request.kind.path(), body, request.timeout, REPLY_LIMIT).await
+}
+
+/// The places for tries on one worker.
+#[derive(Debug, Default)]
+pub struct SidePlaces {
+    taken: Mutex<usize>,
+    freed: tokio::sync::Notify,
+}
+
+/// A place; dropping it gives it back.
+#[derive(Debug)]
+pub struct SidePlace<'a>(&'a SidePlaces);
+
+impl SidePlaces {
+    /// A place as soon as fewer than `most` are taken.
+    pub async fn enter(&self, most: usize) -> SidePlace<'_> {
+        loop {
+            let freed = self.freed.notified();
+            {
+                let mut taken = self.taken.lock();
+                if *taken < most.max(1) {
+                    *taken += 1;
+                    return SidePlace(self);
+                }
+            }
+            freed.await;
+        }
+    }
+}
+
+impl Drop for SidePlace<'_> {
+    fn drop(&mut self) {
+        *self.0.taken.lock() -= 1;
+        self.0.freed.notify_one();
+    }
 }

@@ -202,6 +202,12 @@ impl Driver {
         self.inner.lock().engines.iter().map(Engine::requests).sum()
     }
 
+    /// Sessions that are open or closing, and tags in use, of all ranks together.
+    pub(crate) fn sessions(&self) -> (usize, usize) {
+        let counts = |sum: (usize, usize), engine: &Engine| (sum.0 + engine.sessions().0, sum.1 + engine.sessions().1);
+        self.inner.lock().engines.iter().fold((0, 0), counts)
+    }
+
     /// Would-be crashes of all ranks.
     pub(crate) fn hazards(&self) -> u64 {
         self.inner.lock().engines.iter().map(Engine::hazards).sum()

@@ -209,6 +209,11 @@ impl SimWorker {
         self.shared.driver.requests()
     }
 
+    /// Sessions that are open or closing, and tags in use, of all ranks together.
+    pub fn open_sessions(&self) -> (usize, usize) {
+        self.shared.driver.sessions()
+    }
+
     /// With `crash_mode` off: how many turns or closes would have ended a stock server.
     pub fn hazards(&self) -> u64 {
         self.shared.driver.hazards()

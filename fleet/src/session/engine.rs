@@ -16,8 +16,20 @@ pub(super) struct Engines {
     last: u64,
     all: BTreeMap<u64, Engine>,
     places: BTreeMap<Spot, Place>,
+    /// (end, number) of those given up.
     abandoned: BTreeSet<(u64, u64)>,
+    /// (next try, number) of those whose close failed so far.
+    retries: BTreeSet<(u64, u64)>,
 }
+
+/// Pauses after the first, second… failed close, ms; then the last one again and again.
+const RETRY_MS: [u64; 6] = [100, 500, 2_000, 5_000, 10_000, 30_000];
+/// How long the close of a tag is tried: the engine has no timeout for it, and nothing that it could not evict.
+const TAG_TIMEOUT_MS: u64 = 600_000;
+/// Tags that wait for another try; beyond, those whose close fails are given up at once.
+const TAG_RETRIES: usize = 65_536;
+/// An open without an answer may be worked on after the close that follows it, so that close is repeated once.
+const SECOND_CLOSE_MS: u64 = 5_000;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Engine {
@@ -32,6 +44,16 @@ pub(super) struct Engine {
     pub in_flight: u32,
     /// An aborted turn of which the worker has not let go.
     pub awaiting_release: bool,
+    /// The worker refused a turn because it still had one that was over for us.
+    pub refused: bool,
+    /// Its worker is configured no more: its close is tried once.
+    pub last_try: bool,
+    /// Its close was confirmed, and is repeated all the same.
+    pub again: bool,
+    /// Closes that failed.
+    pub tries: u8,
+    /// When its close is given up; 0 before the first failure.
+    pub give_up_ms: u64,
     /// It is in nobody's way: its worker is lost or drains.
     pub lost: bool,
     pub cause: CloseCause,
@@ -48,7 +70,9 @@ pub(super) enum EngineState {
     Leaving,
     /// The close went out.
     Closing,
-    /// The close failed for good; the worker's own timeout ends it no later than this.
+    /// The close failed, and is sent again at this time.
+    Retrying { at_ms: u64 },
+    /// No close gets through; the worker's own timeout ends it no later than this.
     Abandoned { until_ms: u64 },
 }
 
@@ -74,7 +98,14 @@ pub(super) struct Place {
 
 impl Engines {
     pub fn new(nonce: u64) -> Self {
-        Self { nonce, last: 0, all: BTreeMap::new(), places: BTreeMap::new(), abandoned: BTreeSet::new() }
+        Self {
+            nonce,
+            last: 0,
+            all: BTreeMap::new(),
+            places: BTreeMap::new(),
+            abandoned: BTreeSet::new(),
+            retries: BTreeSet::new(),
+        }
     }
 
     pub fn get(&self, number: u64) -> Option<&Engine> {
@@ -115,6 +146,11 @@ impl Engines {
             opening: mode == SessionMode::Stream,
             in_flight: 1,
             awaiting_release: false,
+            refused: false,
+            last_try: false,
+            again: false,
+            tries: 0,
+            give_up_ms: 0,
             lost: false,
             cause: CloseCause::Asked,
             held_tokens: 0,
@@ -165,7 +201,23 @@ impl Engines {
     pub fn finished(&mut self, number: u64, usage: Usage) {
         self.update(number, |engine| {
             engine.held_tokens = usage.prompt_tokens.saturating_add(usage.completion_tokens);
+            engine.refused = false;
         });
+    }
+
+    /// A turn in it was ended unfinished by the worker, which has dropped all of its KV.
+    pub fn unfinished(&mut self, number: u64) {
+        self.update(number, |engine| engine.held_tokens = 0);
+    }
+
+    /// The worker refused a turn for another one that it still has. True when it did so before: it will not let go.
+    pub fn still_busy(&mut self, number: u64) -> bool {
+        let before = self.get(number).is_some_and(|engine| engine.refused);
+        self.update(number, |engine| {
+            engine.refused = true;
+            engine.awaiting_release = true;
+        });
+        before
     }
 
     /// A turn in a streaming session was cut: the engine drops all of its KV, but not at once.
@@ -188,7 +240,7 @@ impl Engines {
     /// Its close, if it is wanted and nothing stands against it any more.
     pub fn close_if_free(&mut self, number: u64) -> Option<EngineClose> {
         let engine = self.all.get(&number)?;
-        if engine.state != EngineState::Leaving || engine.in_flight > 0 || engine.awaiting_release {
+        if engine.state != EngineState::Leaving || engine.in_flight > 0 || engine.awaiting_release || engine.opening {
             return None;
         }
         let close = engine.to_close();
@@ -196,12 +248,79 @@ impl Engines {
         Some(close)
     }
 
-    /// The close failed for good: what it holds counts until the worker's own timeout.
-    pub fn abandon(&mut self, number: u64, now_ms: u64) {
-        let Some(engine) = self.all.get(&number) else { return };
-        let until_ms = now_ms.saturating_add(engine.timeout_ms);
-        self.abandoned.insert((until_ms, number));
-        self.update(number, |engine| engine.state = EngineState::Abandoned { until_ms });
+    /// Its close did not get through. False: there is no use in remembering it any longer.
+    pub fn close_failed(&mut self, number: u64, again: bool, now_ms: u64) -> bool {
+        let Some(engine) = self.all.get(&number) else { return false };
+        let tag = engine.mode == SessionMode::Tag;
+        if engine.last_try || (tag && (!again || self.retries.len() >= TAG_RETRIES)) {
+            return false;
+        }
+        let timeout_ms = if tag { TAG_TIMEOUT_MS } else { engine.timeout_ms };
+        let give_up_ms = if engine.give_up_ms == 0 { now_ms.saturating_add(timeout_ms) } else { engine.give_up_ms };
+        let pause = RETRY_MS.get(usize::from(engine.tries)).or(RETRY_MS.last()).copied().unwrap_or(0);
+        let at_ms = now_ms.saturating_add(pause);
+        let state = if !again || at_ms >= give_up_ms {
+            if tag {
+                return false;
+            }
+            self.abandoned.insert((give_up_ms, number));
+            EngineState::Abandoned { until_ms: give_up_ms }
+        } else {
+            self.retries.insert((at_ms, number));
+            EngineState::Retrying { at_ms }
+        };
+        self.update(number, |engine| {
+            engine.tries = engine.tries.saturating_add(1);
+            engine.give_up_ms = give_up_ms;
+            engine.state = state;
+        });
+        true
+    }
+
+    /// Its close was confirmed. True when that is not enough, and it will be sent a second time.
+    pub fn close_again(&mut self, number: u64, now_ms: u64) -> bool {
+        let Some(engine) = self.all.get(&number) else { return false };
+        if engine.cause != CloseCause::OpenUnknown || engine.again || engine.last_try {
+            return false;
+        }
+        let at_ms = now_ms.saturating_add(SECOND_CLOSE_MS);
+        self.retries.insert((at_ms, number));
+        self.update(number, |engine| {
+            engine.again = true;
+            engine.state = EngineState::Retrying { at_ms };
+        });
+        true
+    }
+
+    /// Closes to be sent again by now.
+    pub fn retry_due(&mut self, now_ms: u64) -> Vec<EngineClose> {
+        let due: Vec<u64> = self.retries.range(..=(now_ms, u64::MAX)).map(|&(_, number)| number).collect();
+        due.into_iter().filter_map(|number| self.retry(number)).collect()
+    }
+
+    /// Closes at one worker that wait for another try, now. Those that are closed to be sure wait on.
+    pub fn retry_at(&mut self, worker: WorkerId) -> Vec<EngineClose> {
+        let due: Vec<u64> = self
+            .retries
+            .iter()
+            .map(|&(_, number)| number)
+            .filter(|&number| self.get(number).is_some_and(|e| e.spot.0 == worker && !e.again))
+            .collect();
+        due.into_iter().filter_map(|number| self.retry(number)).collect()
+    }
+
+    fn retry(&mut self, number: u64) -> Option<EngineClose> {
+        let engine = self.all.get(&number)?;
+        let EngineState::Retrying { at_ms } = engine.state else { return None };
+        let close = engine.to_close();
+        self.retries.remove(&(at_ms, number));
+        self.update(number, |engine| engine.state = EngineState::Closing);
+        Some(close)
+    }
+
+    /// When a close is to be sent again next.
+    pub fn next_retry_ms(&self) -> Option<u64> {
+        self.retries.first().map(|&(at_ms, _)| at_ms)
     }
 
     /// Abandoned ones whose worker has timed them out by now.
@@ -211,8 +330,14 @@ impl Engines {
 
     pub fn remove(&mut self, number: u64) -> Option<Engine> {
         let engine = self.all.remove(&number)?;
-        if let EngineState::Abandoned { until_ms } = engine.state {
-            self.abandoned.remove(&(until_ms, number));
+        match engine.state {
+            EngineState::Abandoned { until_ms } => {
+                self.abandoned.remove(&(until_ms, number));
+            }
+            EngineState::Retrying { at_ms } => {
+                self.retries.remove(&(at_ms, number));
+            }
+            EngineState::Live | EngineState::Leaving | EngineState::Closing => {}
         }
         if let Some(place) = self.places.get_mut(&engine.spot) {
             place.remove(number, &engine);
@@ -276,6 +401,7 @@ impl Engine {
             engine_id: Arc::clone(&self.id),
             mode: self.mode,
             cause: self.cause,
+            tries: self.tries,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::engine::{EngineState, Place};
 use super::table::Session;
-use super::{Held, SessionMode, Sessions};
+use super::{Busy, Held, SessionMode, Sessions, WaitTicket};
 use crate::ids::{SessionKey, WorkerId};
 
 /// A session, as facts and the admin listing show it.
@@ -55,8 +55,12 @@ pub struct Counts {
     pub leaving: usize,
     /// Of those, closes sent and not confirmed.
     pub closing: usize,
+    /// Of those, closes that failed and are sent again.
+    pub retrying: usize,
     /// Of those, closes given up; they count until the worker's own timeout.
     pub abandoned: usize,
+    /// Turns that wait for a busy session.
+    pub waiting: usize,
 }
 
 impl Sessions {
@@ -74,6 +78,26 @@ impl Sessions {
     pub fn view(&self, key: SessionKey, now_ms: u64) -> Option<SessionView> {
         let session = self.session(key)?;
         (session.in_flight > 0 || session.deadline_ms() > now_ms).then(|| self.view_of(key, session, now_ms))
+    }
+
+    /// The worker that a turn of deltas is pinned to, and what it would have to wait for there.
+    pub fn pin(
+        &self,
+        key: SessionKey,
+        ticket: Option<WaitTicket>,
+        now_ms: u64,
+    ) -> Option<(Option<WorkerId>, Option<Busy>)> {
+        let session = self.session(key).filter(|session| session.mode == SessionMode::Stream)?;
+        if session.in_flight == 0 && session.deadline_ms() <= now_ms {
+            return None;
+        }
+        let engine = session.engine.and_then(|number| self.engines.get(number));
+        let busy = engine.and_then(|engine| match engine.awaiting_release {
+            _ if engine.in_flight > 0 => Some(Busy::Turn),
+            true => Some(Busy::Abort),
+            false => self.waiting.is_behind(key, ticket).then_some(Busy::Turn),
+        });
+        Some((session.bound.map(|spot| spot.0), busy))
     }
 
     /// All sessions, by key.
@@ -103,7 +127,12 @@ impl Sessions {
 
     /// Sums, by walking the table.
     pub fn counts(&self) -> Counts {
-        let mut counts = Counts { in_flight: self.leases, engine_sessions: self.engines.len(), ..Counts::default() };
+        let mut counts = Counts {
+            in_flight: self.leases,
+            engine_sessions: self.engines.len(),
+            waiting: self.waiting(),
+            ..Counts::default()
+        };
         for session in self.slots.values().filter_map(|slot| slot.session.as_ref()) {
             match session.mode {
                 SessionMode::Affinity => counts.affinity += 1,
@@ -116,6 +145,7 @@ impl Sessions {
                 EngineState::Live => {}
                 EngineState::Leaving => counts.leaving += 1,
                 EngineState::Closing => counts.closing += 1,
+                EngineState::Retrying { .. } => counts.retrying += 1,
                 EngineState::Abandoned { .. } => counts.abandoned += 1,
             }
         }
@@ -234,12 +264,15 @@ impl Sessions {
                 "one turn at a time in a streaming session"
             );
             debug_assert!(
-                !matches!(engine.state, EngineState::Closing | EngineState::Abandoned { .. })
-                    || (engine.in_flight == 0 && !engine.awaiting_release),
+                matches!(engine.state, EngineState::Live | EngineState::Leaving)
+                    || (engine.in_flight == 0 && !engine.awaiting_release && !engine.opening),
                 "no close during a turn"
             );
             debug_assert!(
-                engine.state != EngineState::Leaving || engine.in_flight > 0 || engine.awaiting_release,
+                engine.state != EngineState::Leaving
+                    || engine.in_flight > 0
+                    || engine.awaiting_release
+                    || engine.opening,
                 "a close that can go out has gone out"
             );
         }

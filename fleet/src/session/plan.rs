@@ -82,7 +82,7 @@ impl Sessions {
         if !turn.accepts.session_params {
             return Ok(plan(PlanEngine::Without, Some(Degraded::Route)));
         }
-        if engine.in_flight > 0 {
+        if engine.in_flight > 0 || self.waiting.is_behind(turn.key, turn.ticket) {
             return Err(Busy::Turn);
         }
         if engine.awaiting_release {
@@ -133,6 +133,9 @@ impl Sessions {
                     && matches!(engine.state, EngineState::Leaving | EngineState::Closing)
             })
         };
+        if self.waiting.is_behind(turn.key, turn.ticket) {
+            return Err(Busy::Turn);
+        }
         if self.slots.get(&turn.key).is_some_and(|slot| slot.leaving.iter().any(in_the_way)) {
             return Err(Busy::Close);
         }

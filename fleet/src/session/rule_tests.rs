@@ -27,6 +27,7 @@ fn open(n: u128, now_ms: u64) -> BeginTurn {
         capabilities: Capabilities { tag: true, stream: true, priority: true, dp_size: 1 },
         accepts: Accepts { session_params: true, session_id: true },
         cap: StreamCap { rows: 2, tokens: 1_000 },
+        ticket: None,
         now_ms,
     }
 }
@@ -93,12 +94,15 @@ fn an_overdue_session_is_expired_for_a_turn_that_comes_before_the_sweep() {
     assert_eq!(closes.len(), 1);
     let (outcome, _) = begin(&mut sessions, &open(1, 10_001));
     assert_eq!(outcome, Outcome::Busy(Busy::Close), "the old one has to be closed first");
-    sessions.close_result(&closes[0].engine_id, true, 10_002);
+    sessions.close_result(&closes[0].engine_id, CloseResult::Closed, 10_002);
     let new = lease(&mut sessions, &open(1, 10_003));
     assert_ne!(new.engine_id.as_deref(), Some(&*closes[0].engine_id), "an engine id is used once");
     assert!(!new.context_lost, "it is another session");
-    let closes = sessions.end(new, TurnEnd::NotServed, 10_004);
-    assert_eq!(closes[0].cause, CloseCause::OpenUnknown, "the open was never reported");
+    let id = new.engine_id.clone().unwrap();
+    assert!(sessions.end(new, TurnEnd::NotServed, 10_004).is_empty(), "its close would overtake the open under way");
+    let closes = sessions.opened_late(&id, OpenResult::Opened);
+    assert_eq!(closes[0].cause, CloseCause::OpenUnknown);
+    assert!(sessions.opened_late(&id, OpenResult::Opened).is_empty());
 }
 
 #[test]
@@ -194,7 +198,10 @@ fn an_open_without_an_answer_is_closed_because_it_may_be_open() {
     let closes = sessions.opened(&mut turn, OpenResult::Unknown, 1);
     assert_eq!((closes.len(), &closes[0].engine_id, closes[0].cause), (1, &id, CloseCause::OpenUnknown));
     assert!(sessions.end(turn, used(5), 2).is_empty());
-    sessions.close_result(&id, true, 3);
+    sessions.close_result(&id, CloseResult::Closed, 3);
+    assert_eq!(sessions.counts().retrying, 1, "the open may be worked on after the close");
+    assert_eq!(sessions.expire(5_003).len(), 1, "so it is closed once more");
+    sessions.close_result(&id, CloseResult::Closed, 5_004);
     assert_eq!(sessions.counts().engine_sessions, 0);
 }
 
@@ -247,7 +254,7 @@ fn over_the_cap_of_rows_the_longest_idle_makes_room_and_its_session_is_told() {
     assert_eq!((closes.len(), closes[0].cause), (1, CloseCause::Evicted));
     assert_eq!(sessions.len(), 2, "a turn that waits has no session yet");
     assert_eq!(begin(&mut sessions, &late), (Outcome::Busy(Busy::Room), vec![]), "one close is enough");
-    sessions.close_result(&closes[0].engine_id, true, 40_001);
+    sessions.close_result(&closes[0].engine_id, CloseResult::Closed, 40_001);
     assert_eq!(lease(&mut sessions, &late).mode, SessionMode::Stream);
     assert_eq!(sessions.held(W).rows, 2);
 }
@@ -261,7 +268,7 @@ fn a_session_that_lost_its_place_opens_anew_without_its_context() {
     let (_, closes) = begin(&mut sessions, &open(3, 40_000));
     let again = with(open(1, 40_001), SessionAction::None);
     assert_eq!(begin(&mut sessions, &again).0, Outcome::Busy(Busy::Close), "its old one is still closing");
-    sessions.close_result(&closes[0].engine_id, true, 40_002);
+    sessions.close_result(&closes[0].engine_id, CloseResult::Closed, 40_002);
     let turn = lease(&mut sessions, &again);
     assert!(turn.context_lost && turn.open_timeout_ms.is_some());
 }
@@ -291,7 +298,7 @@ fn held_tokens_are_capped_when_a_session_opens_and_when_a_turn_ends() {
     let closes = run(&mut sessions, &open(2, 1), 600);
     assert_eq!(closes.len(), 1, "610 + 610 are over 1000: the one idle longest goes, however short that is");
     assert!(closes[0].engine_id.contains(&key(1).to_string()));
-    sessions.close_result(&closes[0].engine_id, true, 2);
+    sessions.close_result(&closes[0].engine_id, CloseResult::Closed, 2);
     assert_eq!(sessions.held(W).tokens, 610);
     let closes = run(&mut sessions, &with(open(2, 3), SessionAction::None), 2_000);
     assert_eq!(closes.len(), 1, "a session that outgrows the cap alone goes too");
@@ -355,11 +362,11 @@ fn a_chat_turn_of_a_streaming_session_goes_beside_it() {
 }
 
 #[test]
-fn a_failed_close_counts_until_the_workers_own_timeout() {
+fn a_refused_close_counts_until_the_workers_own_timeout() {
     let mut sessions = sessions();
     run(&mut sessions, &open(1, 0), 5);
     let close = sessions.close(key(1)).remove(0);
-    sessions.close_result(&close.engine_id, false, 100);
+    sessions.close_result(&close.engine_id, CloseResult::Refused, 100);
     assert_eq!((sessions.counts().abandoned, sessions.held(W).rows), (1, 1));
     assert!(sessions.open_engines().is_empty(), "the next process need not try again");
     let timeout_ms = 10_000 + 600_000 + 30_000;
@@ -371,7 +378,7 @@ fn a_failed_close_counts_until_the_workers_own_timeout() {
 }
 
 #[test]
-fn a_lost_worker_names_its_sessions_and_a_restarted_one_has_nothing_to_close() {
+fn a_lost_worker_names_its_sessions_and_a_restarted_one_is_told_to_close_them_all_the_same() {
     let mut sessions = sessions();
     run(&mut sessions, &open(1, 0), 5);
     run(&mut sessions, &with(open(2, 0), SessionAction::Bind), 5);
@@ -383,9 +390,10 @@ fn a_lost_worker_names_its_sessions_and_a_restarted_one_has_nothing_to_close() {
     let mut turn = lease(&mut sessions, &elsewhere);
     assert!(sessions.opened(&mut turn, OpenResult::Opened, 1).is_empty());
     assert!(turn.context_lost, "it opens on the other worker without waiting for the close");
-    assert_eq!(sessions.worker_restarted(OTHER), [key(1), key(3)]);
-    assert_eq!(sessions.held(OTHER).rows, 0);
-    assert!(sessions.end(turn, used(5), 2).is_empty(), "the engine session died with the process");
+    let loss = sessions.worker_restarted(OTHER);
+    assert_eq!((loss.unbound, loss.closes.len()), (vec![key(1), key(3)], 1));
+    assert_eq!(sessions.held(OTHER).rows, 2, "the new process may have one of them");
+    assert_eq!(sessions.end(turn, used(5), 2).len(), 1, "after its turn");
 }
 
 #[test]
@@ -411,7 +419,7 @@ fn a_route_takes_what_the_engine_takes_there() {
 fn an_open_under_way_while_the_worker_restarts_may_reach_the_new_process() {
     let mut sessions = sessions();
     let mut turn = lease(&mut sessions, &open(1, 0));
-    assert_eq!(sessions.worker_restarted(W), [key(1)]);
+    assert_eq!(sessions.worker_restarted(W), WorkerLoss { unbound: vec![key(1)], closes: vec![] });
     assert_eq!(sessions.opened(&mut turn, OpenResult::Unknown, 1).len(), 1);
     assert!(sessions.end(turn, used(5), 2).is_empty());
 }
@@ -440,10 +448,10 @@ fn engine_ids_name_the_key_differ_by_process_and_are_only_found_whole() {
     run(&mut sessions, &open(1, 0), 5);
     let close = sessions.close(key(1)).remove(0);
     for wrong in ["", "-", "ts-1-1-2", "2", &close.engine_id[1..]] {
-        sessions.close_result(wrong, true, 0);
+        sessions.close_result(wrong, CloseResult::Closed, 0);
         assert_eq!(sessions.counts().closing, 1, "{wrong}");
     }
-    sessions.close_result(&close.engine_id, true, 0);
+    sessions.close_result(&close.engine_id, CloseResult::Closed, 0);
     assert_eq!(sessions.counts().closing, 0);
 }
 
@@ -464,4 +472,229 @@ fn a_session_fits_into_a_kilobyte() {
     let entries = size_of::<table::Slot>() + 16 + size_of::<engine::Engine>() + 8 + 3 * size_of::<(u64, SessionKey)>();
     let heap = "ts-".len() + 32 + 1 + 16 + 1 + 16 + 16 + size_of::<[u64; 4]>();
     assert!(2 * entries + heap <= 1_024, "{} bytes", 2 * entries + heap);
+}
+
+#[test]
+fn a_close_that_fails_is_sent_again_until_the_engines_own_timeout() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    let mut close = sessions.close(key(1)).remove(0);
+    let give_up_ms = 10_000 + 600_000 + 30_000;
+    let mut tries = Vec::new();
+    loop {
+        let now_ms = tries.last().copied().unwrap_or(0);
+        sessions.close_result(&close.engine_id, CloseResult::Failed, now_ms);
+        if sessions.counts().abandoned > 0 {
+            break;
+        }
+        assert!(sessions.open_engines().len() == 1 && sessions.held(W).rows == 1, "it is not forgotten");
+        let at_ms = sessions.next_deadline_ms().unwrap();
+        assert!(sessions.expire(at_ms - 1).is_empty());
+        close = sessions.expire(at_ms).remove(0);
+        tries.push(at_ms);
+        assert_eq!(usize::from(close.tries), tries.len());
+    }
+    assert_eq!(tries[..6], [100, 600, 2_600, 7_600, 17_600, 47_600]);
+    assert!(tries.last().unwrap() + 30_000 >= give_up_ms, "{tries:?}");
+    assert!(sessions.expire(give_up_ms).is_empty());
+    assert_eq!(sessions.counts(), Counts::default());
+}
+
+#[test]
+fn a_worker_that_is_back_gets_the_closes_that_it_missed_at_once() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    run(&mut sessions, &BeginTurn { worker: OTHER, ..open(2, 0) }, 5);
+    for n in [1, 2] {
+        let close = sessions.close(key(n)).remove(0);
+        sessions.close_result(&close.engine_id, CloseResult::Failed, 0);
+    }
+    let closes = sessions.worker_back(W);
+    assert_eq!(closes.iter().map(|close| close.worker).collect::<Vec<_>>(), [W]);
+    sessions.close_result(&closes[0].engine_id, CloseResult::Closed, 1);
+    assert_eq!(sessions.expire(100).len(), 1, "the other worker's comes in its time");
+}
+
+#[test]
+fn at_a_worker_that_is_removed_each_close_is_tried_once() {
+    let mut sessions = sessions();
+    for n in [1, 2] {
+        run(&mut sessions, &open(n, 0), 5);
+    }
+    let failed = sessions.close(key(1)).remove(0);
+    sessions.close_result(&failed.engine_id, CloseResult::Failed, 0);
+    let loss = sessions.worker_removed(W);
+    assert_eq!((loss.unbound, loss.closes.len()), (vec![key(2)], 2), "the one that waits for another try as well");
+    for close in loss.closes {
+        sessions.close_result(&close.engine_id, CloseResult::Failed, 1);
+    }
+    let left = sessions.counts();
+    assert_eq!((left.engine_sessions, left.retrying, left.abandoned), (0, 0, 0));
+    assert_eq!(sessions.held(W), Held::default());
+}
+
+#[test]
+fn a_tag_whose_close_is_refused_is_forgotten_for_the_engine_can_evict_what_it_held() {
+    let mut sessions = sessions();
+    run(&mut sessions, &chat(open(1, 0)), 5);
+    let close = sessions.close(key(1)).remove(0);
+    sessions.close_result(&close.engine_id, CloseResult::Refused, 1);
+    assert_eq!(sessions.counts(), Counts::default());
+}
+
+#[test]
+fn an_engine_that_will_not_let_go_is_waited_for_once_and_then_left() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    let turn = with(open(1, 1), SessionAction::None);
+    let refused = lease(&mut sessions, &turn);
+    let id = refused.engine_id.clone().unwrap();
+    assert!(sessions.end(refused, TurnEnd::StillBusy, 1).is_empty(), "a close now would end the server");
+    assert_eq!(begin(&mut sessions, &turn).0, Outcome::Busy(Busy::Abort), "and so would a turn");
+    assert!(sessions.released_engine(&id).is_empty());
+    let again = lease(&mut sessions, &turn);
+    assert!(sessions.end(again, TurnEnd::StillBusy, 2).is_empty());
+    assert_eq!(begin(&mut sessions, &turn).0, Outcome::Busy(Busy::Close));
+    let closes = sessions.released_engine(&id);
+    assert_eq!((closes.len(), closes[0].cause), (1, CloseCause::Evicted));
+    sessions.close_result(&id, CloseResult::Closed, 3);
+    let fresh = lease(&mut sessions, &turn);
+    assert!(fresh.context_lost && fresh.open_timeout_ms.is_some() && fresh.engine_id != Some(id));
+}
+
+#[test]
+fn turns_that_wait_go_in_order_of_arrival() {
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    let turn = with(open(1, 1), SessionAction::None);
+    let first = lease(&mut sessions, &turn);
+    let [second, third, fourth] = [(); 3].map(|()| sessions.wait(key(1), Busy::Turn));
+    assert!(sessions.end(first, used(5), 1).is_empty());
+    let of = |ticket| BeginTurn { ticket, ..turn };
+    assert_eq!(begin(&mut sessions, &of(None)).0, Outcome::Busy(Busy::Turn), "a newcomer is behind them");
+    assert_eq!(begin(&mut sessions, &of(Some(third))).0, Outcome::Busy(Busy::Turn));
+    assert_eq!(sessions.first_waiting(key(1)), Some(second));
+    sessions.waits_no_more(key(1), second);
+    assert_eq!(sessions.first_waiting(key(1)), Some(third), "whose client left, is passed over");
+    let next = lease(&mut sessions, &of(Some(third)));
+    sessions.waits_no_more(key(1), third);
+    sessions.waits_no_more(key(1), third);
+    assert_eq!(sessions.waiting(), 1);
+    assert!(sessions.end(next, used(5), 2).is_empty());
+    let last = lease(&mut sessions, &of(Some(fourth)));
+    sessions.waits_no_more(key(1), fourth);
+    assert!(sessions.end(last, used(5), 3).is_empty());
+    assert_eq!((sessions.waiting(), sessions.first_waiting(key(1))), (0, None));
+    let tag = chat(open(2, 4));
+    sessions.wait(key(2), Busy::Turn);
+    assert_eq!(lease(&mut sessions, &tag).mode, SessionMode::Tag, "nobody waits for a tag");
+}
+
+#[test]
+fn a_client_of_deltas_is_told_whenever_its_context_is_not_there() {
+    let note = |lease: &Lease| ContextNote::of(lease);
+    let none = |now_ms| with(open(1, now_ms), SessionAction::None);
+    let opened = |sessions: &mut Sessions, turn: &BeginTurn| {
+        let mut lease = lease(sessions, turn);
+        assert!(sessions.opened(&mut lease, OpenResult::Opened, turn.now_ms).is_empty());
+        lease
+    };
+
+    // The engine lost it; and the turn that finds out is not the one that is answered.
+    let mut table = sessions();
+    run(&mut table, &open(1, 0), 5);
+    let gone = lease(&mut table, &none(1));
+    assert_eq!(note(&gone), None);
+    assert!(table.end(gone, TurnEnd::EngineGone, 1).is_empty());
+    for end in [TurnEnd::NotServed, TurnEnd::Aborted] {
+        let again = opened(&mut table, &none(2));
+        assert_eq!(note(&again), Some(ContextNote::Lost), "{end:?}");
+        assert!(table.end(again, end, 2).is_empty());
+        let _ = table.released(key(1));
+    }
+    let told = lease(&mut table, &none(3));
+    assert_eq!(note(&told), Some(ContextNote::Lost));
+    assert!(table.end(told, used(5), 3).is_empty());
+    let after = lease(&mut table, &none(4));
+    assert_eq!(note(&after), None, "from now on the engine has what the client knows it has");
+
+    // The open failed: on this turn and on those after it.
+    let mut table = sessions();
+    let no_tags = |turn| BeginTurn { capabilities: Capabilities { stream: true, ..Capabilities::default() }, ..turn };
+    let mut first = lease(&mut table, &no_tags(open(1, 0)));
+    assert!(table.opened(&mut first, OpenResult::Refused, 0).is_empty());
+    assert_eq!(note(&first), Some(ContextNote::NotKept(SessionMode::Affinity, Some(Degraded::OpenFailed))));
+    assert!(table.end(first, used(5), 0).is_empty());
+    let second = lease(&mut table, &no_tags(none(1)));
+    assert_eq!(note(&second), Some(ContextNote::NotKept(SessionMode::Affinity, None)));
+    assert!(table.end(second, used(5), 1).is_empty());
+    let third = opened(&mut table, &no_tags(open(1, 2)));
+    assert_eq!(note(&third), Some(ContextNote::Lost), "opened at last, without the first two");
+
+    // Caps, a worker that cannot, a tag instead.
+    let mut table = sessions();
+    let full = BeginTurn { cap: StreamCap { rows: 0, tokens: 0 }, ..open(1, 0) };
+    assert!(matches!(note(&lease(&mut table, &full)), Some(ContextNote::NotKept(_, Some(Degraded::Rows)))));
+    let tags = BeginTurn { capabilities: Capabilities { tag: true, ..Capabilities::default() }, ..open(2, 0) };
+    assert_eq!(note(&lease(&mut table, &tags)), Some(ContextNote::NotKept(SessionMode::Tag, None)));
+
+    // A turn was cut, or ended unfinished, or ran beside.
+    for end in [TurnEnd::Aborted, TurnEnd::Unfinished] {
+        let mut table = sessions();
+        run(&mut table, &open(1, 0), 5);
+        let cut = lease(&mut table, &none(1));
+        assert!(table.end(cut, end, 1).is_empty());
+        let _ = table.released(key(1));
+        let next = lease(&mut table, &none(2));
+        assert_eq!(note(&next), Some(ContextNote::Incomplete));
+        assert!(table.end(next, used(5), 2).is_empty());
+        assert_eq!(note(&lease(&mut table, &none(3))), None);
+    }
+    let mut table = sessions();
+    run(&mut table, &open(1, 0), 5);
+    let beside = lease(&mut table, &chat(none(1)));
+    assert!(table.end(beside, used(5), 1).is_empty());
+    assert_eq!(note(&lease(&mut table, &none(2))), Some(ContextNote::Incomplete));
+}
+
+#[test]
+fn an_attempt_ends_its_lease_once_and_says_what_has_to_follow() {
+    let cases = [
+        (AttemptEnd::Answered { usage: None, whole: true }, (false, false, false)),
+        (AttemptEnd::Answered { usage: None, whole: false }, (false, false, false)),
+        (AttemptEnd::Cut, (true, true, false)),
+        (AttemptEnd::Unreachable, (false, false, false)),
+        (AttemptEnd::Refused(Refused::SessionGone), (false, false, true)),
+        (AttemptEnd::Refused(Refused::SessionBusy), (false, true, true)),
+        (AttemptEnd::Refused(Refused::Other), (false, false, false)),
+    ];
+    for (how, (abort, release, again)) in cases {
+        let mut sessions = sessions();
+        run(&mut sessions, &open(1, 0), 5);
+        let mut hold = Hold::new(Some(lease(&mut sessions, &with(open(1, 1), SessionAction::None))));
+        hold.sent();
+        let parting = hold.end(&mut sessions, how, 1);
+        assert_eq!((parting.abort, parting.release.is_some(), parting.again), (abort, release, again), "{how:?}");
+        assert_eq!(sessions.counts().in_flight, 0);
+        assert_eq!(hold.end(&mut sessions, AttemptEnd::Cut, 2), Parting::default(), "only the first end counts");
+        let unbound = sessions.view(key(1), 1).unwrap().worker.is_none();
+        assert_eq!(unbound, how == AttemptEnd::Unreachable, "{how:?}");
+    }
+    let mut sessions = sessions();
+    run(&mut sessions, &open(1, 0), 5);
+    let mut unsent = Hold::new(Some(lease(&mut sessions, &with(open(1, 1), SessionAction::None))));
+    assert_eq!(unsent.end(&mut sessions, AttemptEnd::Cut, 1), Parting::default(), "the worker never had it");
+}
+
+#[test]
+fn what_a_worker_says_of_a_session_is_read_from_its_texts() {
+    for (text, means) in [
+        ("Invalid request: session id ts-1 does not exist", Refused::SessionGone),
+        ("Invalid request: close was requested for session ts-1", Refused::SessionGone),
+        ("Streaming session already has an active request.", Refused::SessionBusy),
+        ("the model does not exist", Refused::Other),
+        ("The request queue is full.", Refused::Other),
+    ] {
+        assert_eq!(Refused::of(text.as_bytes()), means, "{text}");
+    }
 }

@@ -16,11 +16,13 @@ enum Step {
     Opened { lease: u8, result: u8 },
     End { lease: u8, end: u8, tokens: u16 },
     Released { key: u8 },
-    Confirm { close: u8, confirmed: bool },
+    Confirm { close: u8, result: u8 },
     Wait { ms: u16 },
     Lost { worker: u8 },
     Drain { worker: u8 },
     Restarted { worker: u8 },
+    Removed { worker: u8 },
+    OpenedLate { open: u8, result: u8 },
     Unbind { key: u8 },
     Close { key: u8 },
     CloseAll,
@@ -31,13 +33,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         8 => (0..6_u8, 0..5_u8, 0..5_u8, 0..3_u8, 0..3_u8, 0..3_u8)
             .prop_map(|(key, action, wish, worker, rank, route)| Step::Begin { key, action, wish, worker, rank, route }),
         4 => (any::<u8>(), 0..6_u8).prop_map(|(lease, result)| Step::Opened { lease, result }),
-        8 => (any::<u8>(), 0..6_u8, 0..600_u16).prop_map(|(lease, end, tokens)| Step::End { lease, end, tokens }),
+        8 => (any::<u8>(), 0..9_u8, 0..600_u16).prop_map(|(lease, end, tokens)| Step::End { lease, end, tokens }),
         3 => (0..6_u8).prop_map(|key| Step::Released { key }),
-        6 => (any::<u8>(), prop::bool::weighted(0.8)).prop_map(|(close, confirmed)| Step::Confirm { close, confirmed }),
+        6 => (any::<u8>(), 0..10_u8).prop_map(|(close, result)| Step::Confirm { close, result }),
         3 => (0..400_u16).prop_map(|ms| Step::Wait { ms }),
         1 => (0..3_u8).prop_map(|worker| Step::Lost { worker }),
         1 => (0..3_u8).prop_map(|worker| Step::Drain { worker }),
         1 => (0..3_u8).prop_map(|worker| Step::Restarted { worker }),
+        1 => (0..3_u8).prop_map(|worker| Step::Removed { worker }),
+        2 => (any::<u8>(), 0..4_u8).prop_map(|(open, result)| Step::OpenedLate { open, result }),
         1 => (0..6_u8).prop_map(|key| Step::Unbind { key }),
         1 => (0..6_u8).prop_map(|key| Step::Close { key }),
         1 => Just(Step::CloseAll),
@@ -66,6 +70,8 @@ struct World {
     closes: Vec<EngineClose>,
     now_ms: u64,
     cap: StreamCap,
+    /// Opens under way whose lease has ended.
+    late: Vec<(WorkerId, Arc<str>)>,
     /// A close was given up, so a worker holds something until its own timeout.
     gave_up: bool,
 }
@@ -86,6 +92,7 @@ impl World {
             closes: Vec::new(),
             now_ms: 0,
             cap: StreamCap { rows: 2, tokens: 1_000 },
+            late: Vec::new(),
             gave_up: false,
         }
     }
@@ -138,6 +145,9 @@ impl World {
     fn end(&mut self, place: usize, end: TurnEnd) {
         let lease = self.leases.remove(place);
         let mut end = end;
+        if lease.open_timeout_ms.is_some() {
+            self.late.push((lease.worker, lease.engine_id.clone().unwrap()));
+        }
         if let Some(id) = &lease.engine_id {
             let at = (lease.worker, id.to_string());
             match self.fleet.sessions.get_mut(&at) {
@@ -145,7 +155,8 @@ impl World {
                 None => end = if lease.open_timeout_ms.is_some() { TurnEnd::NotServed } else { TurnEnd::EngineGone },
                 Some(engine) => {
                     engine.in_flight -= 1;
-                    engine.letting_go = lease.mode == SessionMode::Stream && end == TurnEnd::Aborted;
+                    engine.letting_go =
+                        lease.mode == SessionMode::Stream && matches!(end, TurnEnd::Aborted | TurnEnd::StillBusy);
                     if lease.mode == SessionMode::Stream && end == TurnEnd::EngineGone {
                         self.fleet.sessions.remove(&at);
                     }
@@ -162,7 +173,8 @@ impl World {
                 assert_eq!(engine.in_flight, 0, "a close during a turn: {close:?}");
                 assert!(!engine.letting_go, "a close before the worker let go: {close:?}");
             }
-            assert!(!self.closes.iter().any(|other| other.engine_id == close.engine_id), "a close is sent once");
+            assert!(!self.closes.iter().any(|other| other.engine_id == close.engine_id), "one close at a time");
+            assert!(!self.late.iter().any(|(_, id)| *id == close.engine_id), "a close may overtake its open");
             self.closes.push(close);
         }
     }
@@ -177,13 +189,24 @@ impl World {
         self.send(closes);
     }
 
-    fn confirm(&mut self, place: usize, confirmed: bool) {
+    fn confirm(&mut self, place: usize, result: CloseResult) {
         let close = self.closes.remove(place);
-        self.gave_up |= !confirmed;
-        if confirmed {
+        if result == CloseResult::Closed {
             self.fleet.sessions.remove(&(close.worker, close.engine_id.to_string()));
         }
-        self.table.close_result(&close.engine_id, confirmed, self.now_ms);
+        self.table.close_result(&close.engine_id, result, self.now_ms);
+        let refused_tag = close.mode == SessionMode::Tag && result == CloseResult::Refused;
+        self.gave_up |= refused_tag || self.table.counts().abandoned > 0;
+    }
+
+    fn opened_late(&mut self, place: usize, result: OpenResult) {
+        let (worker, id) = self.late.remove(place);
+        if result != OpenResult::Refused {
+            assert!(self.fleet.ever.insert(id.to_string()), "an engine id is used once");
+            self.fleet.sessions.insert((worker, id.to_string()), Engine::default());
+        }
+        let closes = self.table.opened_late(&id, result);
+        self.send(closes);
     }
 
     fn step(&mut self, step: Step) {
@@ -208,6 +231,7 @@ impl World {
                     capabilities: Capabilities { tag: worker == 0, stream: worker < 2, priority: false, dp_size: 2 },
                     accepts: Accepts { session_params: route == 0, session_id: route < 2 },
                     cap: self.cap,
+                    ticket: None,
                     now_ms: self.now_ms,
                 };
                 self.begin(&turn);
@@ -227,16 +251,39 @@ impl World {
                     1 => TurnEnd::NotServed,
                     2 => TurnEnd::EngineGone,
                     3 => TurnEnd::Finished(None),
+                    4 => TurnEnd::StillBusy,
+                    5 => TurnEnd::Unfinished,
                     _ => TurnEnd::Finished(Some(usage)),
                 };
                 self.end(usize::from(lease) % leases, end);
             }
             Step::Opened { .. } | Step::End { .. } => {}
             Step::Released { key } => self.released(SessionKey(u128::from(key) + 0x1000)),
-            Step::Confirm { close, confirmed } => {
+            Step::Confirm { close, result } => {
                 if !self.closes.is_empty() {
-                    self.confirm(usize::from(close) % self.closes.len(), confirmed);
+                    let result = match result {
+                        0 => CloseResult::Refused,
+                        1 | 2 => CloseResult::Failed,
+                        _ => CloseResult::Closed,
+                    };
+                    self.confirm(usize::from(close) % self.closes.len(), result);
                 }
+            }
+            Step::OpenedLate { open, result } => {
+                if !self.late.is_empty() {
+                    let result = match result {
+                        0 => OpenResult::Refused,
+                        1 => OpenResult::Unknown,
+                        _ => OpenResult::Opened,
+                    };
+                    self.opened_late(usize::from(open) % self.late.len(), result);
+                }
+            }
+            Step::Removed { worker } => {
+                let loss = self.table.worker_removed(WorkerId(u32::from(worker)));
+                // A close that fails there is not tried again.
+                self.gave_up = true;
+                self.send(loss.closes);
             }
             Step::Wait { ms } => {
                 self.now_ms += u64::from(ms);
@@ -253,9 +300,9 @@ impl World {
             }
             Step::Restarted { worker } => {
                 let worker = WorkerId(u32::from(worker));
-                self.table.worker_restarted(worker);
                 self.fleet.sessions.retain(|at, _| at.0 != worker);
-                self.closes.retain(|close| close.worker != worker);
+                let loss = self.table.worker_restarted(worker);
+                self.send(loss.closes);
             }
             Step::Unbind { key } => {
                 let closes = self.table.unbind(SessionKey(u128::from(key) + 0x1000));
@@ -304,12 +351,18 @@ impl World {
         for key in 0..6_u8 {
             self.released(SessionKey(u128::from(key) + 0x1000));
         }
-        while !self.closes.is_empty() {
-            self.confirm(0, true);
+        while !self.late.is_empty() {
+            self.opened_late(0, OpenResult::Opened);
         }
-        self.now_ms += 10_000;
-        let closes = self.table.expire(self.now_ms);
-        self.send(closes);
+        // What was given up ends by the engine's own timeout; what failed, and what is closed twice to be sure, comes again.
+        for _ in 0..4 {
+            while !self.closes.is_empty() {
+                self.confirm(0, CloseResult::Closed);
+            }
+            self.now_ms += 700_000;
+            let closes = self.table.expire(self.now_ms);
+            self.send(closes);
+        }
         self.check();
     }
 }

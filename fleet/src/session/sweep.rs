@@ -20,12 +20,20 @@ impl Sessions {
         for number in self.engines.timed_out(now_ms) {
             self.forget_engine(number);
         }
+        closes.extend(self.engines.retry_due(now_ms));
         closes
     }
 
     /// When [`expire`](Self::expire) has something to do next, as far as is known now.
     pub fn next_deadline_ms(&self) -> Option<u64> {
-        self.deadlines.first().map(|&(deadline_ms, _)| deadline_ms)
+        let session = self.deadlines.first().map(|&(deadline_ms, _)| deadline_ms);
+        session.into_iter().chain(self.engines.next_retry_ms()).min()
+    }
+
+    /// The worker answers again: closes that it missed are sent to it now.
+    #[must_use = "closes have to be sent"]
+    pub fn worker_back(&mut self, worker: WorkerId) -> Vec<EngineClose> {
+        self.engines.retry_at(worker)
     }
 
     pub(super) fn expire_if_due(&mut self, key: SessionKey, now_ms: u64, closes: &mut Vec<EngineClose>) {
@@ -79,22 +87,26 @@ impl Sessions {
         loss
     }
 
-    /// The process behind the worker is another one than before: it holds nothing of ours, and there is nothing to close.
-    /// Returns the sessions that were bound there.
-    pub fn worker_restarted(&mut self, worker: WorkerId) -> Vec<SessionKey> {
-        // An open under way may reach the new process, so it is kept until its answer is known.
-        let gone: Vec<u64> = self
-            .engines
-            .iter()
-            .filter(|(_, engine)| engine.spot.0 == worker && !engine.opening)
-            .map(|(number, _)| number)
-            .collect();
-        // Closes are not sent: what they would name died with the process.
-        let loss = self.worker_lost(worker);
-        for number in gone {
-            self.forget_engine(number);
+    /// The process behind the worker is another one than before: what it held of ours is gone. Closes are sent all the same:
+    /// a turn may have opened its session in the new process before anyone noticed, and for others a close is nothing.
+    pub fn worker_restarted(&mut self, worker: WorkerId) -> WorkerLoss {
+        let mut loss = self.worker_lost(worker);
+        loss.closes.extend(self.engines.retry_at(worker));
+        loss
+    }
+
+    /// The worker is configured no more: its sessions are unbound, and each close is tried once.
+    pub fn worker_removed(&mut self, worker: WorkerId) -> WorkerLoss {
+        let mut loss = self.worker_lost(worker);
+        let all: Vec<u64> = self.engines.iter().filter(|(_, e)| e.spot.0 == worker).map(|(number, _)| number).collect();
+        for number in all {
+            self.engines.update(number, |engine| engine.last_try = true);
+            if self.engines.get(number).is_some_and(|e| matches!(e.state, EngineState::Abandoned { .. })) {
+                self.forget_engine(number);
+            }
         }
-        loss.unbound
+        loss.closes.extend(self.engines.retry_at(worker));
+        loss
     }
 
     /// The gateway ends: every session is over. Those with turns in flight give their closes when these end.

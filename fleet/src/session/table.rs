@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::CloseResult;
 use super::engine::{EngineState, Engines, Spot};
 use super::plan::{Plan, PlanEngine, can_tag};
+use super::waiting::WaitList;
 use super::{
     Begin, BeginTurn, CloseCause, Degraded, EngineClose, Lease, ModeWish, NoSession, OpenResult, Outcome,
     SessionAction, SessionMode, SessionOptions, TurnEnd,
@@ -25,6 +27,19 @@ pub struct Sessions {
     pub(super) deadlines: BTreeSet<(u64, SessionKey)>,
     /// (end of last turn, key) of the idle sessions that may be evicted: affinity, tag.
     pub(super) idle: [BTreeSet<(u64, SessionKey)>; 2],
+    /// Turns that wait for a busy session.
+    pub(super) waiting: WaitList,
+}
+
+/// What a client of a streaming session counts on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Context {
+    /// Nothing yet: no turn was finished.
+    Empty,
+    /// An engine session has it.
+    Kept,
+    /// It went with an engine session, and no turn was finished since.
+    Lost,
 }
 
 /// What is known under a key.
@@ -43,8 +58,10 @@ pub(super) struct Session {
     pub wish: Option<ModeWish>,
     pub bound: Option<Spot>,
     pub engine: Option<u64>,
-    /// A streaming engine session of it has finished a turn, and the next turn counts on that.
-    pub has_context: bool,
+    /// What the next turn counts on.
+    pub context: Context,
+    /// The last turn in the engine session was cut, so that its input may be missing.
+    pub gap: bool,
     pub ttl_ms: u64,
     pub created_ms: u64,
     pub last_end_ms: u64,
@@ -67,6 +84,7 @@ impl Sessions {
             leases: 0,
             deadlines: BTreeSet::new(),
             idle: [BTreeSet::new(), BTreeSet::new()],
+            waiting: WaitList::default(),
         }
     }
 
@@ -105,7 +123,7 @@ impl Sessions {
         if result == OpenResult::Opened {
             self.engines.update(number, |engine| engine.opening = false);
         } else {
-            self.open_failed(lease.key, number, result, now_ms, &mut closes);
+            self.open_failed(lease.key, number, Some(result), now_ms, &mut closes);
             lease.engine = None;
             lease.engine_id = None;
             lease.mode = SessionMode::Affinity;
@@ -115,8 +133,27 @@ impl Sessions {
         closes
     }
 
-    /// A turn is over. A streaming turn that was [aborted](TurnEnd::Aborted) has to be followed by
-    /// [`released`](Self::released) once the worker has let go; until then neither a turn nor a close gets through.
+    /// How an open went whose lease was ended before: the engine session is closed, if there is one.
+    #[must_use = "closes have to be sent"]
+    pub fn opened_late(&mut self, engine_id: &str, result: OpenResult) -> Vec<EngineClose> {
+        let Some(number) = self.engines.find(engine_id).filter(|&n| self.engines.get(n).is_some_and(|e| e.opening))
+        else {
+            return Vec::new();
+        };
+        let Some(key) = self.engines.get(number).map(|engine| engine.key) else { return Vec::new() };
+        if result == OpenResult::Refused {
+            self.forget_engine(number);
+            return Vec::new();
+        }
+        self.engines.update(number, |engine| engine.opening = false);
+        let closes = self.engines.close_if_free(number).into_iter().collect();
+        self.debug_check(key);
+        closes
+    }
+
+    /// A turn is over. A streaming turn that was [aborted](TurnEnd::Aborted) or met [another](TurnEnd::StillBusy) has to be
+    /// followed by [`released_engine`](Self::released_engine) once the worker has let go; until then neither a turn nor a
+    /// close gets through.
     #[must_use = "closes have to be sent"]
     pub fn end(&mut self, lease: Lease, end: TurnEnd, now_ms: u64) -> Vec<EngineClose> {
         let mut closes = Vec::new();
@@ -124,7 +161,8 @@ impl Sessions {
         self.leases = self.leases.saturating_sub(1);
         if let Some(number) = lease.engine {
             if lease.open_timeout_ms.is_some() {
-                self.open_failed(key, number, OpenResult::Unknown, now_ms, &mut closes);
+                // Its close would overtake the open, which is still under way.
+                self.open_failed(key, number, None, now_ms, &mut closes);
             } else {
                 self.end_in_engine(&lease, number, end, now_ms, &mut closes);
             }
@@ -163,16 +201,20 @@ impl Sessions {
         closes
     }
 
-    /// The final result of a close: confirmed, or given up after all retries.
-    pub fn close_result(&mut self, engine_id: &str, confirmed: bool, now_ms: u64) {
+    /// How a close went. One that failed comes out of [`expire`](Self::expire) again, until the engine's own timeout has
+    /// passed.
+    pub fn close_result(&mut self, engine_id: &str, result: CloseResult, now_ms: u64) {
         let Some(number) = self.engines.find(engine_id) else { return };
         if self.engines.get(number).is_none_or(|engine| engine.state != EngineState::Closing) {
             return;
         }
-        if confirmed {
+        let kept = match result {
+            CloseResult::Closed => self.engines.close_again(number, now_ms),
+            CloseResult::Failed => self.engines.close_failed(number, true, now_ms),
+            CloseResult::Refused => self.engines.close_failed(number, false, now_ms),
+        };
+        if !kept {
             self.forget_engine(number);
-        } else {
-            self.engines.abandon(number, now_ms);
         }
     }
 
@@ -192,7 +234,8 @@ impl Sessions {
             wish: None,
             bound: None,
             engine: None,
-            has_context: false,
+            context: Context::Empty,
+            gap: false,
             ttl_ms: self.options.default_ttl_ms,
             created_ms: turn.now_ms,
             last_end_ms: turn.now_ms,
@@ -252,7 +295,11 @@ impl Sessions {
             self.engines.detach(number, CloseCause::Moved, false);
             closes.extend(self.engines.close_if_free(number));
         }
-        let lost = session.mode == SessionMode::Stream && session.engine.is_none() && session.has_context;
+        let stream = session.mode == SessionMode::Stream;
+        let opens = matches!(plan.engine, PlanEngine::Create);
+        if stream && session.engine.is_none() && (session.context == Context::Kept || (opens && session.turns > 0)) {
+            session.context = Context::Lost;
+        }
         let mut lease = Lease {
             key: turn.key,
             turn: session.turns.saturating_add(session.in_flight).saturating_add(1),
@@ -261,7 +308,8 @@ impl Sessions {
             mode: SessionMode::Affinity,
             engine_id: None,
             open_timeout_ms: None,
-            context_lost: lost,
+            context_lost: stream && session.context == Context::Lost,
+            turn_cut: stream && session.gap,
             degraded: plan.degraded,
             generation: session.generation,
             engine: None,
@@ -280,7 +328,8 @@ impl Sessions {
                 let number =
                     self.engines.create(turn.key, plan.spot, plan.mode, timeout_ms, turn.cap.tokens, turn.now_ms);
                 session.engine = Some(number);
-                session.has_context = false;
+                session.gap = false;
+                lease.turn_cut = false;
                 lease.engine = Some(number);
                 lease.mode = session.mode;
                 lease.open_timeout_ms = (plan.mode == SessionMode::Stream).then_some(timeout_ms);
@@ -316,7 +365,13 @@ impl Sessions {
             match end {
                 TurnEnd::Finished(Some(usage)) => self.engines.finished(number, usage),
                 TurnEnd::Aborted => self.engines.aborted(number),
+                TurnEnd::Unfinished => self.engines.unfinished(number),
                 TurnEnd::EngineGone => self.forget_engine(number),
+                TurnEnd::StillBusy => {
+                    if self.engines.still_busy(number) {
+                        self.evict(number, closes);
+                    }
+                }
                 TurnEnd::Finished(None) | TurnEnd::NotServed => {}
             }
         }
@@ -330,12 +385,19 @@ impl Sessions {
         }
         session.in_flight = session.in_flight.saturating_sub(1);
         session.last_end_ms = session.last_end_ms.max(now_ms);
-        if matches!(end, TurnEnd::Finished(_) | TurnEnd::Aborted) {
+        let cut = matches!(end, TurnEnd::Aborted | TurnEnd::Unfinished);
+        if cut || matches!(end, TurnEnd::Finished(_)) {
             session.turns = session.turns.saturating_add(1);
+        }
+        if session.mode == SessionMode::Stream {
+            // Cut in the engine session, or finished beside it.
+            let inside = lease.mode == SessionMode::Stream && session.engine == lease.engine;
+            session.gap |= if inside { cut } else { matches!(end, TurnEnd::Finished(_)) };
         }
         if let TurnEnd::Finished(usage) = end {
             if lease.mode == SessionMode::Stream && session.engine == lease.engine {
-                session.has_context = true;
+                session.context = Context::Kept;
+                session.gap = false;
             }
             if let Some(usage) = usage {
                 session.last_tokens = usage.prompt_tokens.saturating_add(usage.completion_tokens);
@@ -366,17 +428,20 @@ impl Sessions {
             if let Some(session) = slot.session.as_mut().filter(|session| session.engine == Some(number)) {
                 session.engine = None;
             }
-            slot.leaving.push(number);
+            if !slot.leaving.contains(&number) {
+                slot.leaving.push(number);
+            }
         }
         self.engines.detach(number, CloseCause::Evicted, false);
         closes.extend(self.engines.close_if_free(number));
     }
 
+    /// The engine session of a lease is not open, may be (`Unknown`), or may become so (none).
     fn open_failed(
         &mut self,
         key: SessionKey,
         number: u64,
-        result: OpenResult,
+        result: Option<OpenResult>,
         now_ms: u64,
         closes: &mut Vec<EngineClose>,
     ) {
@@ -385,16 +450,21 @@ impl Sessions {
             && let Some(session) = slot.session.as_mut().filter(|session| session.engine == Some(number))
         {
             session.engine = None;
-            session.mode = SessionMode::Affinity;
+            // A client that left says nothing about what the worker can do.
+            if result.is_some() {
+                session.mode = SessionMode::Affinity;
+            }
             slot.leaving.push(number);
         }
-        if result == OpenResult::Refused {
+        if result == Some(OpenResult::Refused) {
             self.forget_engine(number);
-        } else {
-            self.engines.update(number, |engine| engine.opening = false);
-            self.engines.detach(number, CloseCause::OpenUnknown, false);
-            closes.extend(self.engines.close_if_free(number));
+            return;
         }
+        if result.is_some() {
+            self.engines.update(number, |engine| engine.opening = false);
+        }
+        self.engines.detach(number, CloseCause::OpenUnknown, false);
+        closes.extend(self.engines.close_if_free(number));
     }
 
     // === shared by all ===

@@ -4,6 +4,7 @@
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Flights {
     in_flight: u32,
+    unanswered: u32,
     pending_prefill_tokens: u64,
     expected_decode_tokens: u64,
 }
@@ -13,6 +14,7 @@ pub struct Flights {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a flight that is not finished counts for ever"]
 pub struct Flight {
+    answered: bool,
     pending_prefill_tokens: u64,
     expected_decode_tokens: u64,
 }
@@ -26,11 +28,15 @@ impl Flights {
         self.in_flight = self.in_flight.saturating_add(1);
         self.pending_prefill_tokens = self.pending_prefill_tokens.saturating_add(uncached_tokens);
         self.expected_decode_tokens = self.expected_decode_tokens.saturating_add(osl);
-        Flight { pending_prefill_tokens: uncached_tokens, expected_decode_tokens: osl }
+        self.unanswered = self.unanswered.saturating_add(1);
+        Flight { answered: false, pending_prefill_tokens: uncached_tokens, expected_decode_tokens: osl }
     }
 
     /// The first byte of the answer came: its prefill is done. Later calls change nothing.
     pub fn first_byte(&mut self, flight: &mut Flight) {
+        if !std::mem::replace(&mut flight.answered, true) {
+            self.unanswered = self.unanswered.saturating_sub(1);
+        }
         let done = std::mem::take(&mut flight.pending_prefill_tokens);
         self.pending_prefill_tokens = self.pending_prefill_tokens.saturating_sub(done);
     }
@@ -40,6 +46,11 @@ impl Flights {
         self.first_byte(&mut flight);
         self.in_flight = self.in_flight.saturating_sub(1);
         self.expected_decode_tokens = self.expected_decode_tokens.saturating_sub(flight.expected_decode_tokens);
+    }
+
+    /// Turns in flight without a first byte.
+    pub fn unanswered(&self) -> u32 {
+        self.unanswered
     }
 
     /// Turns in flight.

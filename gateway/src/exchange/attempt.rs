@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use turnstile_fleet::decision::EnginePriority;
 use turnstile_fleet::observe::{Observation, Observer};
 use turnstile_fleet::route::Route;
-use turnstile_fleet::session::{SessionMode, TurnEnd, Usage};
+use turnstile_fleet::session::{AttemptEnd, ContextNote, Refused, SessionMode, Usage};
 use turnstile_fleet::turn::{Turn, UpstreamPlan};
 
 /// What came of an attempt.
@@ -30,7 +30,7 @@ pub(super) enum Attempted {
     Answered(Connection),
     /// Nothing reached the client.
     Again(AttemptFault),
-    /// The worker no longer knows the turn's engine session.
+    /// The worker does not know the turn's engine session, or still has another turn in it.
     SessionGone,
 }
 
@@ -39,6 +39,7 @@ pub(super) struct Attempt<'a, 'b> {
     placed: Placed,
     number: u32,
     session: SessionTurn,
+    note: Option<ContextNote>,
 }
 
 impl<'a, 'b> Attempt<'a, 'b> {
@@ -47,7 +48,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let timeout = fleet.settings().side_timeout;
         let lease = placed.lease.take();
         let session = SessionTurn::new(Arc::clone(&fleet.sessions), Arc::clone(&fleet.side), lease, timeout);
-        Self { progress, placed, number, session }
+        Self { progress, placed, number, session, note: None }
     }
 
     pub async fn run(mut self, client: &mut ServerSession) -> Result<Attempted, Refusal> {
@@ -134,17 +135,14 @@ impl<'a, 'b> Attempt<'a, 'b> {
             Some(lease) => {
                 record.session_mode = Some(lease.mode.name());
                 record.rank = lease.rank;
-                record.session_note = match (lease.degraded, lease.context_lost) {
-                    (Some(why), _) => Some(format!("degraded: {why:?}").to_lowercase()),
-                    (None, true) => Some("context lost: the engine session is a new one".into()),
-                    (None, false) => None,
-                };
+                self.note = ContextNote::of(lease);
             }
             None => {
                 record.session_mode = None;
-                record.session_note = self.placed.no_session.map(|why| format!("{why:?}").to_lowercase());
+                self.note = self.placed.no_session.map(ContextNote::NoSession);
             }
         }
+        record.session_note = self.note.as_ref().map(ToString::to_string);
     }
 
     /// Nothing reached the client.
@@ -152,25 +150,19 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let label = fault.label();
         self.progress.gateway.metrics.attempts.with_label_values(&[&*worker.id, label]).inc();
         tracing::debug!(worker = %worker.id, label, reason = %fault.reason(), "attempt failed");
-        let streaming = self.session.lease().is_some_and(|l| l.mode == SessionMode::Stream);
-        match &fault {
-            AttemptFault::ClientGone => {
-                self.session.abort();
-                return Err(left());
-            }
-            AttemptFault::Timeout(_) | AttemptFault::Broken { .. } => self.session.abort(),
-            AttemptFault::Connect { .. } => self.session.unreachable(),
-            AttemptFault::Status { status: 400, body, .. } if streaming && says_session_gone(body) => {
-                self.session.end(TurnEnd::EngineGone);
-                return Ok(Attempted::SessionGone);
-            }
-            AttemptFault::Event { message, .. } if streaming && says_session_gone(message.as_bytes()) => {
-                self.session.end(TurnEnd::EngineGone);
-                return Ok(Attempted::SessionGone);
-            }
-            AttemptFault::Status { .. } | AttemptFault::Event { .. } => self.session.end(TurnEnd::NotServed),
+        let how = match &fault {
+            AttemptFault::ClientGone | AttemptFault::Timeout(_) | AttemptFault::Broken { .. } => AttemptEnd::Cut,
+            AttemptFault::Connect { .. } => AttemptEnd::Unreachable,
+            AttemptFault::Status { status: 400, body, .. } => AttemptEnd::Refused(Refused::of(body)),
+            AttemptFault::Event { message, .. } => AttemptEnd::Refused(Refused::of(message.as_bytes())),
+            AttemptFault::Status { .. } => AttemptEnd::Refused(Refused::Other),
+        };
+        let again = self.session.end(how);
+        match fault {
+            AttemptFault::ClientGone => Err(left()),
+            _ if again => Ok(Attempted::SessionGone),
+            fault => Ok(Attempted::Again(fault)),
         }
-        Ok(Attempted::Again(fault))
     }
 
     /// The worker's answer has begun.
@@ -193,9 +185,9 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let mut head = for_client(&opened.head, &exchange.record.request_id, framing, exact).map_err(internal)?;
         // A client that sends only what is new has to know when there is nothing to add it to.
         let deltas = self.progress.turn.route.takes_session_params();
-        let told = |note: &&str| note.starts_with("context lost") || (deltas && note.starts_with("degraded"));
-        if let Some(note) = exchange.record.session_note.as_deref().filter(told) {
-            head.insert_header("x-turnstile-session-note", note).map_err(internal)?;
+        let told = |note: &ContextNote| deltas || *note == ContextNote::Lost;
+        if let Some(note) = self.note.filter(told) {
+            head.insert_header("x-turnstile-session-note", note.to_string()).map_err(internal)?;
         }
         if exchange.explain {
             explain(&mut head, exchange).map_err(internal)?;
@@ -204,11 +196,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
             match filters.response_headers(&mut head).await {
                 FilterVerdict::Go => {}
                 FilterVerdict::Answer(response) => {
-                    self.session.abort();
+                    self.session.end(AttemptEnd::Cut);
                     return answer(client, self.progress.exchange, &response).await.map(Attempted::Answered);
                 }
                 FilterVerdict::Failed(refusal) => {
-                    self.session.abort();
+                    self.session.end(AttemptEnd::Cut);
                     return Err(refusal);
                 }
             }
@@ -287,19 +279,19 @@ impl<'a, 'b> Attempt<'a, 'b> {
                 if whole {
                     self.session_finished(usage, reply, worker, plan);
                 } else {
-                    self.session.end(TurnEnd::Finished(usage));
+                    self.session.end(AttemptEnd::Answered { usage, whole });
                 }
                 Ok(Attempted::Answered(if relayed.left { Connection::Cut } else { Connection::Keep }))
             }
             Ending::ClientGone => {
                 record.status = 499;
                 opened.session.shutdown().await;
-                self.session.abort();
+                self.session.end(AttemptEnd::Cut);
                 Ok(Attempted::Answered(Connection::Cut))
             }
             Ending::Cut(reason) | Ending::Timeout(reason) => {
                 opened.session.shutdown().await;
-                self.session.abort();
+                self.session.end(AttemptEnd::Cut);
                 if relayed.committed {
                     tracing::warn!(worker = %worker.id, %reason, "answer broke off");
                     record.faults.push(reason.clone());
@@ -328,8 +320,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
     ) {
         let progress = &mut *self.progress;
         let key = self.session.lease().map(|l| l.key);
-        let streaming = self.session.lease().is_some_and(|l| l.mode == SessionMode::Stream);
-        self.session.end(TurnEnd::Finished(usage));
+        let streaming = self.session.is_streaming();
+        self.session.end(AttemptEnd::Answered { usage, whole: true });
+        if let Some(key) = key {
+            progress.gateway.prefills.followed(key, worker.index, usage.map(|usage| usage.cached_tokens));
+        }
         let generation = &progress.exchange.generation;
         let outcome = after::prefill(
             progress.gateway,
@@ -342,6 +337,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
                 key,
                 streaming,
                 plan,
+                prompt_tokens: usage.map(|usage| usage.prompt_tokens),
             },
         );
         progress.exchange.record.prefill = outcome;
@@ -363,12 +359,6 @@ fn engine_rid(turn: &Turn) -> Option<String> {
     }
     let prefix = if turn.route == Route::Responses { "resp_" } else { "" };
     Some(format!("{prefix}{}", random_hex()))
-}
-
-/// The texts by which 0.5.23 says that a streaming session is not there (any more).
-fn says_session_gone(body: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(body);
-    text.contains("does not exist") && text.contains("session") || text.contains("close was requested for session")
 }
 
 fn usage_of(observation: &Observation) -> Option<Usage> {

@@ -12,6 +12,7 @@ use crate::generation::PoolRuntime;
 use crate::placement::{self, NoPlace, Placed, Request};
 use crate::policy::{EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
 use crate::request_body;
+use crate::sessions::Waiter;
 use bytes::Bytes;
 use pingora_core::protocols::http::ServerSession;
 use std::sync::Arc;
@@ -21,10 +22,13 @@ use turnstile_fleet::decision::{Candidates, Decision, RouteInput, decide};
 use turnstile_fleet::hints::SessionAction as AskedAction;
 use turnstile_fleet::ids::WorkerId;
 use turnstile_fleet::route::Route;
-use turnstile_fleet::session::SessionAction;
+use turnstile_fleet::session::{Busy, SessionAction};
 use turnstile_fleet::turn::{Turn, understand};
 use turnstile_plugins::LocalResponse;
 use xxhash_rust::xxh3::xxh3_64;
+
+/// How long a turn waits for one that runs with `sessions.busy = "refuse"`, ms.
+const REFUSE_GRACE_MS: u64 = 100;
 
 /// A turn on its way.
 pub(super) struct TurnInProgress<'a> {
@@ -97,10 +101,8 @@ pub(super) async fn serve(
     let key = placement::own_key(runtime, &turn);
     let session = key.and_then(|key| gateway.fleet.sessions.view(key));
     exchange.record.session = key.map(|key| key.to_string());
-    if let Some(key) = key {
-        // The real turn is here: warming it any longer only gets in its way.
-        gateway.prefills.cancel(key);
-    }
+    // The real turn is here: warming it any longer only gets in its way.
+    let _arrived = key.map(|key| gateway.prefills.arrive(key));
     let prompt_tokens = turn.prompt_tokens(gateway.fleet.bytes_per_token(&runtime.name));
     exchange.record.prompt_estimate = Some(prompt_tokens);
     let number = session.as_ref().map_or(1, |s| s.turns.saturating_add(s.in_flight).saturating_add(1));
@@ -214,9 +216,7 @@ impl TurnInProgress<'_> {
                 Err(NoPlace::Closed(fault)) => {
                     return Err(Refusal::new(Kind::Plugin, format!("the policy {} failed", fault.plugin)));
                 }
-                Err(NoPlace::Busy(why)) => {
-                    return Err(Refusal::new(Kind::SessionBusy, format!("the session is busy ({why:?})")));
-                }
+                Err(NoPlace::Busy(_, why)) => return Err(session_busy(why)),
             };
             // From here the worker's own count holds the place.
             permit = None;
@@ -233,8 +233,9 @@ impl TurnInProgress<'_> {
                     last = Some(fault);
                 }
                 Attempted::SessionGone => {
-                    // The engine no longer knows the session: begin it anew, on whichever worker is best.
-                    self.exchange.record.faults.push("engine session gone".into());
+                    // The engine does not know the session, which begins anew on whichever worker is best; or it has not let
+                    // go of an earlier turn, for which this one waits.
+                    self.exchange.record.faults.push("engine session gone or busy".into());
                 }
             }
             attempt += 1;
@@ -321,15 +322,21 @@ impl TurnInProgress<'_> {
     ) -> Result<Result<Placed, NoPlace>, Refusal> {
         let generation = Arc::clone(&self.exchange.generation);
         let sessions = &generation.config.sessions;
-        let wait_until = now_ms().saturating_add(sessions.busy_wait_ms);
+        let began = now_ms();
+        let wait_until = began.saturating_add(sessions.busy_wait_ms);
+        // Another turn that runs may turn out to be cut: the news that its client left and the turn that this client sends
+        // next arrive side by side.
+        let refuse_at = match sessions.busy {
+            BusyOption::Wait => wait_until,
+            BusyOption::Refuse => wait_until.min(began.saturating_add(REFUSE_GRACE_MS)),
+        };
+        let mut waiter: Option<Waiter> = None;
         loop {
-            let changed = self.gateway.fleet.sessions.changed();
-            tokio::pin!(changed);
-            // Registered before the table is asked, so that no change between the two is missed.
-            changed.as_mut().enable();
-            let (pinned, busy) = placement::pinned(&self.gateway.fleet, self.pool()?, &self.turn);
-            let mut why = None;
-            if !busy {
+            let ticket = waiter.as_ref().map(Waiter::ticket);
+            let (pinned, busy) = placement::pinned(&self.gateway.fleet, self.pool()?, &self.turn, ticket);
+            let (key, why) = if let Some(busy) = busy {
+                busy
+            } else {
                 if permit.is_none() {
                     *permit = Some(self.enter(client, Wish { pinned, ..*wish }).await?);
                 }
@@ -340,28 +347,35 @@ impl TurnInProgress<'_> {
                     excluded,
                     attempt,
                     last_error: last.map(AttemptFault::reason),
+                    ticket,
                 };
                 let Some(pool) = generation.pools.get(self.pool) else {
                     return Err(Refusal::new(Kind::Internal, "the pool is gone"));
                 };
                 match placement::place(&self.gateway.fleet, &generation, pool, &request, &mut self.policies) {
-                    Err(NoPlace::Busy(cause)) => why = Some(cause),
+                    Err(NoPlace::Busy(key, why)) => {
+                        // Somebody else may use the place while this turn waits for its session.
+                        *permit = None;
+                        (key, why)
+                    }
                     placed => return Ok(placed),
                 }
-                // Somebody else may use the place while this turn waits for its session.
-                *permit = None;
-            }
+            };
             let now = now_ms();
-            if sessions.busy == BusyOption::Refuse || now >= wait_until {
-                let cause = why.map_or_else(|| "another turn of it is running".to_owned(), |w| format!("{w:?}"));
-                let refusal = Refusal::new(Kind::SessionBusy, format!("the session is busy: {cause}"));
-                return Err(refusal.with_retry_after(1));
+            let until = if why == Busy::Turn { refuse_at } else { wait_until };
+            if now >= until {
+                return Err(session_busy(why));
             }
-            let left = Duration::from_millis(wait_until - now);
+            let Some(waiting) = waiter.as_ref().filter(|waiter| waiter.key() == key) else {
+                // Asked once more before it waits: what changed before it had its place woke nobody.
+                waiter = Some(self.gateway.fleet.sessions.wait(key, why));
+                continue;
+            };
+            waiting.waits_for(why);
             tokio::select! {
-                () = changed => {}
-                () = tokio::time::sleep(left) => {}
-                () = client_gone(client) => return Err(Refusal::new(Kind::ClientGone, "the client left")),
+                () = waiting.changed() => {}
+                () = tokio::time::sleep(Duration::from_millis(until - now)) => {}
+                () = client_gone(client) => return Err(left()),
             }
             self.exchange.record.session_wait_ms += now_ms().saturating_sub(now);
         }
@@ -422,6 +436,16 @@ impl TurnInProgress<'_> {
         record.notes = std::mem::take(&mut self.policies.env.decision.log);
         record.events = std::mem::take(&mut self.policies.env.events);
     }
+}
+
+fn session_busy(why: Busy) -> Refusal {
+    let cause = match why {
+        Busy::Turn => "another turn of it is running",
+        Busy::Abort => "the worker has not let go of a turn that was cut",
+        Busy::Close => "the one before it is not closed yet",
+        Busy::Room => "sessions that make room for it are not closed yet",
+    };
+    Refusal::new(Kind::SessionBusy, format!("the session is busy: {cause}")).with_retry_after(1)
 }
 
 /// A refusal that says the client left, for callers that only know that.

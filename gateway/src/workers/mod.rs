@@ -5,6 +5,7 @@ pub mod reports;
 
 pub use probe::{ProbeOptions, WorkerEvents, run as probe};
 
+use crate::side::SidePlaces;
 use crate::upstream::{ConnectionLimits, Target};
 use arc_swap::ArcSwapOption;
 use hashbrown::HashMap;
@@ -14,7 +15,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use turnstile_config::WorkerUrl;
 use turnstile_fleet::ids::WorkerId;
@@ -57,7 +57,7 @@ pub struct Worker {
     probed: AtomicBool,
     /// Who waits for that.
     first_probe: CancellationToken,
-    side_places: Semaphore,
+    side_places: SidePlaces,
     stop: CancellationToken,
 }
 
@@ -79,7 +79,7 @@ impl Worker {
             removed: AtomicBool::new(false),
             probed: AtomicBool::new(false),
             first_probe: CancellationToken::new(),
-            side_places: Semaphore::new(crate::side::TRIES_PER_WORKER),
+            side_places: SidePlaces::default(),
             stop: CancellationToken::new(),
         };
         worker.apply(settings);
@@ -195,7 +195,7 @@ impl Worker {
     }
 
     /// Places for side requests on this worker.
-    pub fn side_places(&self) -> &Semaphore {
+    pub fn side_places(&self) -> &SidePlaces {
         &self.side_places
     }
 
@@ -203,6 +203,11 @@ impl Worker {
         if !self.probed.swap(true, Ordering::AcqRel) {
             self.first_probe.cancel();
         }
+    }
+
+    /// Cancelled when the configuration no longer names it, or the gateway ends.
+    pub fn gone(&self) -> &CancellationToken {
+        &self.stop
     }
 
     /// Ends its probe, at shutdown.

@@ -256,6 +256,11 @@ impl Engine {
         self.sessions.is_open(id)
     }
 
+    /// Sessions that are open or closing, and tags whose protection has not ended.
+    pub fn sessions(&self) -> (usize, usize) {
+        (self.sessions.len(), self.tags.len())
+    }
+
     /// Drops all cached KV; false (and nothing done) while a request is in the engine or a session holds KV.
     pub fn flush(&mut self, now_us: u64) -> bool {
         self.advance(now_us);

@@ -104,6 +104,11 @@ impl Sessions {
         self.open.values().any(|session| session.timeout_us.is_some() || session.closing)
     }
 
+    /// Sessions open or closing.
+    pub(crate) fn len(&self) -> usize {
+        self.open.len()
+    }
+
     /// Whether any session is open.
     pub(crate) fn is_open(&self, id: &str) -> bool {
         self.open.contains_key(id)

@@ -174,7 +174,8 @@ impl Rig {
         if !matches!(policies.run(Phase::Admit, &builtin), Verdict::Go) {
             return Err("a policy refused the turn".into());
         }
-        let request = Request { turn, prompt_tokens, action, excluded: &[], attempt: 0, last_error: None };
+        let request =
+            Request { turn, prompt_tokens, action, excluded: &[], attempt: 0, last_error: None, ticket: None };
         let mut placed = match placement::place(&self.fleet, generation, pool, &request, &mut policies) {
             Ok(placed) => placed,
             Err(NoPlace::NoWorker) => return Err("no worker".into()),
@@ -256,6 +257,7 @@ pub fn session_bytes(sessions: usize) -> Result<f64, String> {
             capabilities: Capabilities { tag: true, priority: true, ..Capabilities::default() },
             accepts: Accepts { session_params: false, session_id: true },
             cap: StreamCap { rows: 0, tokens: 0 },
+            ticket: None,
             now_ms: number as u64 / 100,
         });
         let Outcome::Ready(lease) = begun.outcome else { return Err("a session did not begin".into()) };
