@@ -356,12 +356,13 @@ fn explain(body: &[u8], members: usize, error: &serde_json::Error) -> BodyError 
     if let Err(bad) = std::str::from_utf8(body) {
         return not_json(format!("the request body is not valid UTF-8 (at byte {})", bad.valid_up_to()));
     }
-    let is_other_value = first != b'{' && serde_json::from_slice::<&RawValue>(body).is_ok();
-    if is_other_value {
-        return BodyError::whole(
-            BodyErrorKind::NotObject,
-            "the request body is JSON but not an object; a JSON object is expected".into(),
-        );
+    if first != b'{' {
+        if serde_json::from_slice::<&RawValue>(body).is_ok() {
+            let message = "the request body is JSON but not an object; a JSON object is expected";
+            return BodyError::whole(BodyErrorKind::NotObject, message.into());
+        }
+        // The parser would quote the value that it met.
+        return not_json("the request body is not valid JSON; a JSON object is expected".into());
     }
     not_json(format!("the request body is not valid JSON: {error}"))
 }

@@ -119,6 +119,23 @@ fn what_is_no_object_is_refused_in_plain_words() {
 }
 
 #[test]
+fn a_refusal_never_quotes_the_body() {
+    let secret = "secret ".repeat(1000);
+    for text in [
+        format!("\"{secret}\" x"),
+        format!("\"{secret}"),
+        format!("[\"{secret}\"] x"),
+        format!("{{\"{secret}\":1"),
+        format!("{{\"{secret}\":x}}"),
+        format!("{{\"a\":\"{secret}\"x}}"),
+        format!("{{\"a\":1}}{secret}"),
+    ] {
+        let message = refused(text.as_bytes()).message;
+        assert!(!message.contains("secret") && message.len() < 200, "{message}");
+    }
+}
+
+#[test]
 fn a_body_of_too_many_members_is_refused() {
     let many = |count: usize| format!("{{{}}}", vec!["\"a\":1"; count].join(","));
     assert_eq!(members(&many(MAX_MEMBERS)).len(), MAX_MEMBERS);
