@@ -173,9 +173,9 @@ impl Observer {
     }
 
     /// The assistant message, if it was gathered and is whole: one answer, finished for a reason that is not an abort,
-    /// within the bound. Call it after [`Observer::finish`].
+    /// within the bound, with no event passed over. Call it after [`Observer::finish`].
     pub fn take_reply(&mut self) -> Option<Reply> {
-        if self.watch.seen.error.is_some() {
+        if self.watch.seen.error.is_some() || self.watch.seen.incomplete {
             return None;
         }
         self.watch.reply.take().and_then(ReplyBuilder::build)

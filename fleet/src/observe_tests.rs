@@ -392,9 +392,29 @@ fn an_event_over_the_bound_passes_unobserved_and_the_next_is_seen() {
     let bytes = [big.as_bytes(), b"data: [DONE]\n\n"].concat();
     for options in [stripping(), ObserveOptions::default()] {
         let options = ObserveOptions { max_event_bytes: 100, ..options };
-        let outcome = watch(Route::Chat, true, &options, bytes.chunks(33));
-        assert_eq!(outcome.sent, bytes);
-        assert!(outcome.seen.incomplete && outcome.seen.done);
+        for split in [1, 33, 99, bytes.len()] {
+            let outcome = watch(Route::Chat, true, &options, bytes.chunks(split));
+            assert_eq!(outcome.sent, bytes);
+            assert!(outcome.seen.incomplete && outcome.seen.done, "in pieces of {split}");
+            assert_eq!(outcome.seen.events, 0);
+        }
+    }
+}
+
+#[test]
+fn a_message_with_an_unobserved_piece_is_not_gathered() {
+    let piece = |text: &str, end: &str| {
+        format!(
+            "data: {{\"choices\":[{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}},\"finish_reason\":{end}}}]}}\n\n"
+        )
+    };
+    let bytes = [piece(&"x".repeat(500), "null"), piece("y", "\"stop\"")].concat();
+    for (bound, whole) in [(100, false), (1000, true)] {
+        let options = ObserveOptions { collect_reply: true, max_event_bytes: bound, ..ObserveOptions::default() };
+        let mut observer = Observer::new(Route::Chat, true, options);
+        observer.push(Bytes::copy_from_slice(bytes.as_bytes()), &mut Vec::new());
+        observer.finish(&mut Vec::new());
+        assert_eq!(observer.take_reply().is_some(), whole);
     }
 }
 

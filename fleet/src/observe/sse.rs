@@ -53,8 +53,7 @@ impl Stream {
                 }
                 if self.pending.len() + rest.len() > watch.options.max_event_bytes {
                     self.skipping = true;
-                    watch.seen.incomplete = true;
-                    watch.is_first(super::First::Data);
+                    pass_over(watch);
                     let begun = self.pending.split().freeze();
                     if holding && !begun.is_empty() {
                         out.push(begun);
@@ -70,6 +69,13 @@ impl Stream {
             let end = at + length;
             if self.skipping {
                 self.skipping = false;
+            } else if self.pending.len() + length > watch.options.max_event_bytes {
+                // What is too large does not depend on how it was split.
+                pass_over(watch);
+                let begun = self.pending.split().freeze();
+                if holding && !begun.is_empty() {
+                    out.push(begun);
+                }
             } else if self.pending.is_empty() {
                 match judge(chunk.get(at..end).unwrap_or_default(), watch) {
                     Verdict::Keep => {}
@@ -118,6 +124,12 @@ impl Stream {
             }
         }
     }
+}
+
+/// Notes an event that is too large to look at.
+fn pass_over(watch: &mut Watch) {
+    watch.seen.incomplete = true;
+    watch.is_first(super::First::Data);
 }
 
 fn forward(chunk: &Bytes, from: usize, to: usize, out: &mut Vec<Bytes>) {
