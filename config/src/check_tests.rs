@@ -152,6 +152,8 @@ workers = [
   { url = "http://a:99999" },
   { id = "x" },
   { url = "http://a:1", id = "a,b" },
+  "http://a,b:1",
+  "http://{a}:1",
 ]
 "#;
     assert_eq!(
@@ -165,6 +167,10 @@ workers = [
             "8:11: pools[0].workers[5].url: not a URL (invalid port number); expected one such as http://10.0.0.1:30000",
             "9:3: pools[0].workers[6].url: missing; it has no default",
             "10:30: pools[0].workers[7].id: expected letters, digits and - _ . : / [ ] @ only, 1 to 128 of them",
+            "11:3: pools[0].workers[8]: the host must be an IP address or a name of letters, digits and - _ . only, at most 120 \
+             of them",
+            "12:3: pools[0].workers[9]: the host must be an IP address or a name of letters, digits and - _ . only, at most 120 \
+             of them",
         ]
     );
 }

@@ -99,12 +99,24 @@ pub enum NotAWorkerUrl {
     /// No host.
     #[error("the host is missing")]
     Host,
+    /// A host that no worker's id could hold, and no name server knows.
+    #[error(
+        "the host must be an IP address or a name of letters, digits and - _ . only, at most {MAX_HOST_BYTES} of them"
+    )]
+    HostName,
     /// User and password.
     #[error("credentials do not belong in a URL; use api_key")]
     Credentials,
     /// A path, a query or a fragment.
     #[error("expected scheme, host and port only, without a path, query or fragment")]
     Path,
+}
+
+/// Longest host name of a worker, bytes: with its port it is the worker's id, unless that is given.
+const MAX_HOST_BYTES: usize = 120;
+
+fn is_host_name(name: &str) -> bool {
+    name.len() <= MAX_HOST_BYTES && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
 // === impl Pool ===
@@ -205,7 +217,8 @@ impl FromStr for WorkerUrl {
             return Err(NotAWorkerUrl::Path);
         }
         let host = match url.host().ok_or(NotAWorkerUrl::Host)? {
-            Host::Domain(name) => name.to_owned(),
+            Host::Domain(name) if is_host_name(name) => name.to_owned(),
+            Host::Domain(_) => return Err(NotAWorkerUrl::HostName),
             Host::Ipv4(address) => address.to_string(),
             Host::Ipv6(address) => address.to_string(),
         };
