@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 TURNSTILE := $(TARGET_DIR)/debug/turnstile
 
-.PHONY: help demo build test lint deny policies bench test-sglang docs setup
+.PHONY: help demo build test lint deny policies bench test-sglang docs setup fuzz
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,9 @@ deny: ## licences and advisories of all dependencies
 
 policies: ## rebuild policies/dist/*.wasm
 	policies/build.sh
+
+fuzz: ## fuzz every target for FUZZ_SECONDS (60) each; FUZZ="body_scan config" picks some; needs a nightly toolchain
+	scripts/fuzz.sh $(FUZZ)
 
 bench: setup ## CPU per request beside a plain pingora proxy (release build)
 	$(CARGO) build --release --locked -p turnstile -p turnstile-tests --bins
