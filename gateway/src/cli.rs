@@ -122,4 +122,7 @@ pub struct SimArgs {
     /// API key the workers ask for
     #[arg(long)]
     pub api_key: Option<String>,
+    /// Faults by schedule: a JSON list, or TOML with [[fault]] tables (see sim/README.md)
+    #[arg(long, value_name = "FILE")]
+    pub faults: Option<PathBuf>,
 }

@@ -1,19 +1,37 @@
 //! `turnstile sim`: a fleet of simulated SGLang workers until a signal ends it.
 
 use crate::cli::SimArgs;
+use std::path::Path;
 use tokio::signal::unix::{SignalKind, signal};
-use turnstile_sim::{SimConfig, SimWorker};
+use turnstile_sim::{Scheduled, SimConfig, SimWorker, schedule};
 
 /// Runs the fleet.
 ///
 /// # Errors
-/// A port that cannot be bound.
+/// A port that cannot be bound, or a schedule of faults that cannot be read.
 pub fn run(args: SimArgs) -> Result<(), String> {
     let runtime = tokio::runtime::Runtime::new().map_err(|e| e.to_string())?;
     runtime.block_on(serve(args))
 }
 
+/// The schedule of a file.
+fn read_faults(path: &Path, workers: usize) -> Result<Vec<Scheduled>, String> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path).map_err(|e| format!("--faults: {name}: {e}"))?;
+    let faults = schedule(&text).map_err(|e| format!("--faults: {name}: {e}"))?;
+    for (place, fault) in faults.iter().enumerate() {
+        if let Some(worker) = fault.worker.filter(|worker| *worker >= workers) {
+            return Err(format!("--faults: {name}: fault {}: there is no worker {worker} of {workers}", place + 1));
+        }
+    }
+    Ok(faults)
+}
+
 async fn serve(args: SimArgs) -> Result<(), String> {
+    let faults = match &args.faults {
+        Some(path) => read_faults(path, args.workers.into())?,
+        None => Vec::new(),
+    };
     let size = |n: u64| usize::try_from(n).map_err(|_| format!("{n} is too large"));
     let config = SimConfig {
         model: args.model,
@@ -38,6 +56,12 @@ async fn serve(args: SimArgs) -> Result<(), String> {
         println!("{}", worker.url());
         workers.push(worker);
     }
+    // The schedule begins when all are there.
+    for (place, worker) in workers.iter().enumerate() {
+        for scheduled in faults.iter().filter(|scheduled| scheduled.worker.is_none_or(|worker| worker == place)) {
+            worker.faults().add(scheduled.fault.clone());
+        }
+    }
     let mut terminate = signal(SignalKind::terminate()).map_err(|e| e.to_string())?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| e.to_string())?;
     tokio::select! {
@@ -49,3 +73,7 @@ async fn serve(args: SimArgs) -> Result<(), String> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "simulate_tests.rs"]
+mod tests;

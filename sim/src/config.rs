@@ -9,6 +9,34 @@ pub enum Eviction {
     Priority,
 }
 
+/// Which release is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// 0.5.11: `/get_load`, no `/ready`, no `session_id`.
+    V0_5_11,
+    /// 0.5.23.
+    V0_5_23,
+}
+
+impl Release {
+    /// As `/server_info` spells it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::V0_5_11 => "0.5.11",
+            Self::V0_5_23 => "0.5.23",
+        }
+    }
+}
+
+/// Which HTTP server stands before the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frontend {
+    /// The usual one.
+    Python,
+    /// `SGLANG_RUST_SERVER=1`: fewer routes, no sessions, no rank header.
+    Rust,
+}
+
 /// The flags and the model of a simulated worker.
 ///
 /// The names are those of SGLang's `/server_info` where it has one. [`Default`] is a stock server: no optional feature,
@@ -37,7 +65,13 @@ pub struct SimConfig {
     pub context_length: usize,
     /// Output length used when a request names none and has no directive, in tokens (1 or more).
     pub default_output_tokens: usize,
-    /// `--enable-session-radix-cache`: a top-level `session_id` protects KV until `close_session`.
+    /// Which release it is.
+    pub release: Release,
+    /// Its HTTP server.
+    pub frontend: Frontend,
+    /// `--enable-metrics`: `/metrics` answers.
+    pub enable_metrics: bool,
+    /// `--enable-session-radix-cache` (0.5.15 and later): a top-level `session_id` protects KV until `close_session`.
     pub enable_session_radix_cache: bool,
     /// `--enable-streaming-session`.
     pub enable_streaming_session: bool,
@@ -71,7 +105,9 @@ pub struct SimConfig {
     /// True (stock behaviour): the known hazards of overlapping streaming-session turns end the whole worker.
     /// False: such turns are refused and [`crate::SimWorker::hazards`] counts what would have been a crash.
     pub crash_mode: bool,
-    /// Seconds after the start during which the probes answer 503.
+    /// Seconds after the start during which connections are refused.
+    pub boot_s: f64,
+    /// Seconds after that during which the probes answer 503.
     pub warmup_s: f64,
     /// `SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES=1`: `x-override-*` headers are read.
     pub enable_header_overrides: bool,
@@ -97,6 +133,9 @@ impl Default for SimConfig {
             max_queued_requests: None,
             context_length: 32_768,
             default_output_tokens: 64,
+            release: Release::V0_5_23,
+            frontend: Frontend::Python,
+            enable_metrics: false,
             enable_session_radix_cache: false,
             enable_streaming_session: false,
             enable_priority_scheduling: false,
@@ -113,6 +152,7 @@ impl Default for SimConfig {
             keep_alive_s: 5.0,
             speed: 1.0,
             crash_mode: true,
+            boot_s: 0.0,
             warmup_s: 0.0,
             enable_header_overrides: false,
             seed: 0,
@@ -123,6 +163,11 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
+    /// Whether a top-level `session_id` means anything.
+    pub(crate) fn has_tags(&self) -> bool {
+        self.enable_session_radix_cache && self.release != Release::V0_5_11
+    }
+
     /// The longest prompt accepted, in tokens: the context less what the engine keeps back.
     pub(crate) fn max_input_tokens(&self) -> usize {
         self.context_length.saturating_sub(6)

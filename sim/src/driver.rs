@@ -2,7 +2,8 @@
 
 use crate::{
     config::SimConfig,
-    engine::{Engine, EventKind, Load, Request, RequestKey},
+    engine::{Engine, EventKind, Finish, Load, Logged, Request, RequestKey},
+    server::unix_us,
 };
 use hashbrown::{HashMap, HashSet};
 use parking_lot::Mutex;
@@ -14,6 +15,11 @@ use tokio::{
 
 /// A client that waits for a whole answer is seen to be gone by a poll of this period, in seconds.
 const DISCONNECT_POLL_S: f64 = 4.0;
+
+tokio::task_local! {
+    /// The engine refuses what is submitted meanwhile, with this status and text.
+    pub(crate) static REJECTION: (u16, String);
+}
 
 /// Which engine, which request.
 type Place = (usize, RequestKey);
@@ -29,6 +35,8 @@ struct Inner {
     rids: HashSet<String>,
     next_rank: usize,
     late_aborts: Vec<(u64, Place)>,
+    /// What is published while the scheduler is stuck, and since when, in microseconds since 1970.
+    frozen: Option<(u64, Vec<Load>)>,
 }
 
 /// The engines and their clock.
@@ -62,6 +70,7 @@ impl Driver {
                 rids: HashSet::new(),
                 next_rank: 0,
                 late_aborts: Vec::new(),
+                frozen: None,
             }),
             wake: Notify::new(),
             crashed: watch::channel(false).0,
@@ -149,6 +158,14 @@ impl Driver {
             return Err(taken.clone());
         }
         inner.rids.extend(rids.iter().cloned());
+        if let Ok((status, message)) = REJECTION.try_with(Clone::clone) {
+            for choice in 0..rids.len() {
+                // There is room for whole outputs.
+                let _ = to.try_send((choice, EventKind::Finished(Finish::rejected(status, &message))));
+            }
+            let open = rids.len();
+            return Ok(Live { driver: Arc::clone(self), events, places: Vec::new(), rids, open, streams });
+        }
         let now_us = self.now_us();
         let mut places = Vec::with_capacity(requests.len());
         for (choice, request) in requests.into_iter().enumerate() {
@@ -190,11 +207,41 @@ impl Driver {
         });
     }
 
-    /// The published load of each rank.
-    pub(crate) fn loads(&self) -> Vec<Load> {
+    /// The published load of each rank, and when it was published, in microseconds since 1970.
+    pub(crate) fn loads(&self) -> (u64, Vec<Load>) {
         let mut inner = self.inner.lock();
         self.pump(&mut inner);
-        inner.engines.iter().map(|engine| engine.load().clone()).collect()
+        match &inner.frozen {
+            Some(frozen) => frozen.clone(),
+            None => (unix_us(), inner.engines.iter().map(|engine| engine.load().clone()).collect()),
+        }
+    }
+
+    /// The gauges of each rank as last written.
+    pub(crate) fn logged(&self) -> Vec<Logged> {
+        let mut inner = self.inner.lock();
+        self.pump(&mut inner);
+        inner.engines.iter().map(|engine| engine.logged().clone()).collect()
+    }
+
+    /// Stops the engines. `frozen`: what they publish stays what it is, too.
+    pub(crate) fn wedge(&self, frozen: bool) {
+        if frozen {
+            let last = self.loads();
+            self.inner.lock().frozen.get_or_insert(last);
+        }
+        self.each(|now_us, engine| engine.set_paused(now_us, true));
+    }
+
+    /// Lets the engines go on.
+    pub(crate) fn unwedge(&self) {
+        self.inner.lock().frozen = None;
+        self.each(|now_us, engine| engine.set_paused(now_us, false));
+    }
+
+    /// Tokens of KV that streaming sessions hold between turns, on all ranks together.
+    pub(crate) fn held_tokens(&self) -> usize {
+        self.inner.lock().engines.iter().map(Engine::held_tokens).sum()
     }
 
     /// Requests in any engine.

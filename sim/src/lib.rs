@@ -13,12 +13,15 @@ mod driver;
 pub mod engine;
 pub mod fault;
 mod http;
+mod life;
 pub mod output;
+mod port;
 mod pytext;
 mod server;
 mod template;
 pub mod tokenizer;
+mod wire;
 
-pub use config::{Eviction, SimConfig};
-pub use fault::{Fault, FaultKind, Faults};
-pub use server::{Recorded, SimFleet, SimWorker};
+pub use config::{Eviction, Frontend, Release, SimConfig};
+pub use fault::{Fault, FaultKind, Faults, Place, Scheduled, schedule};
+pub use server::{Hit, Recorded, SimFleet, SimWorker};

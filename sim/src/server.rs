@@ -1,18 +1,14 @@
-//! The worker as a server: sockets, connections, life and death.
+//! The worker as others see it: starting, asking, ending.
 
 use crate::{
     config::SimConfig,
     driver::Driver,
     fault::Faults,
-    http::{self, Body},
+    life::{self, End, Life},
+    port::Port,
 };
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
-use hyper::{HeaderMap, Method, Request, Response, body::Incoming, service::service_fn};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::conn::auto,
-};
+use hyper::{HeaderMap, Method};
 use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
@@ -20,12 +16,12 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::{
-    net::{TcpListener, TcpStream, ToSocketAddrs},
+    net::{ToSocketAddrs, lookup_host},
     sync::watch,
     task::JoinSet,
 };
@@ -57,6 +53,28 @@ impl Recorded {
     }
 }
 
+/// A request that a fault hit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hit {
+    /// Counts from 0.
+    pub number: u64,
+    /// The fault, as it is written down.
+    pub kind: &'static str,
+    /// Path of the request.
+    pub path: String,
+    /// Its `x-request-id`.
+    pub request_id: Option<String>,
+    /// Milliseconds since the worker started.
+    pub at_ms: u64,
+}
+
+/// The last hits.
+#[derive(Default)]
+struct Hits {
+    list: VecDeque<Hit>,
+    next: u64,
+}
+
 /// The recorded requests and the bytes of their bodies.
 #[derive(Default)]
 struct Log {
@@ -75,15 +93,16 @@ impl Log {
 /// What all connections of a worker share.
 pub(crate) struct Shared {
     pub(crate) config: Arc<SimConfig>,
-    pub(crate) driver: Arc<Driver>,
-    pub(crate) faults: Arc<Faults>,
+    pub(crate) faults: Faults,
     pub(crate) addr: SocketAddr,
-    pub(crate) started: Instant,
-    pub(crate) draining: AtomicBool,
-    pub(crate) paused: AtomicBool,
+    life: Mutex<Arc<Life>>,
+    lives: AtomicU64,
+    killed: AtomicBool,
+    started: Instant,
     recorded: Mutex<Log>,
+    hits: Mutex<Hits>,
     ids: AtomicU64,
-    stop: watch::Sender<bool>,
+    dead: watch::Sender<bool>,
 }
 
 impl Shared {
@@ -98,16 +117,68 @@ impl Shared {
         format!("{:032x}", xxhash_rust::xxh3::xxh3_128(&bytes))
     }
 
-    /// Cuts every connection and closes the port.
+    /// The life that goes on.
+    pub(crate) fn life(&self) -> Arc<Life> {
+        Arc::clone(&self.life.lock())
+    }
+
+    /// Its engines.
+    pub(crate) fn driver(&self) -> Arc<Driver> {
+        Arc::clone(&self.life.lock().driver)
+    }
+
+    /// How many lives there were, this one included.
+    pub(crate) fn lives(&self) -> u64 {
+        self.lives.load(Ordering::Relaxed)
+    }
+
+    /// Begins the next life, with empty engines.
+    pub(crate) fn begin_life(&self, warm_at: Instant) {
+        *self.life.lock() = Arc::new(Life::new(Driver::new(Arc::clone(&self.config)), warm_at));
+        self.lives.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends this life, and there is no next one.
     pub(crate) fn kill(&self) {
-        self.stop.send_replace(true);
+        // First the mark: a life that begins meanwhile is ended by it.
+        self.killed.store(true, Ordering::SeqCst);
+        self.life().end(End::Death);
+    }
+
+    pub(crate) fn is_killed(&self) -> bool {
+        self.killed.load(Ordering::SeqCst)
+    }
+
+    /// The port is closed and every connection gone.
+    pub(crate) fn bury(&self) {
+        self.dead.send_replace(true);
+    }
+
+    fn at_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Notes that a fault hit a request.
+    pub(crate) fn hit(&self, kind: &'static str, path: &str, request_id: Option<String>) {
+        let mut hits = self.hits.lock();
+        let hit = Hit { number: hits.next, kind, path: path.to_owned(), request_id, at_ms: self.at_ms() };
+        hits.next += 1;
+        hits.list.push_back(hit);
+        while hits.list.len() > self.config.record_limit {
+            hits.list.pop_front();
+        }
+    }
+
+    /// The hits kept, from this number on.
+    pub(crate) fn hits(&self, from: u64) -> Vec<Hit> {
+        self.hits.lock().list.iter().filter(|hit| hit.number >= from).cloned().collect()
     }
 
     pub(crate) fn recorded(&self) -> Vec<Recorded> {
         self.recorded.lock().requests.iter().cloned().collect()
     }
 
-    fn record(&self, parts: &hyper::http::request::Parts, body: &Bytes) {
+    pub(crate) fn record(&self, parts: &hyper::http::request::Parts, body: &Bytes) {
         let mut log = self.recorded.lock();
         log.bytes += body.len();
         log.requests.push_back(Recorded {
@@ -116,7 +187,7 @@ impl Shared {
             query: parts.uri.query().map(str::to_owned),
             headers: parts.headers.clone(),
             body: body.clone(),
-            at_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            at_ms: self.at_ms(),
         });
         while log.requests.len() > self.config.record_limit || log.bytes > self.config.record_bytes {
             if log.requests.is_empty() {
@@ -144,32 +215,35 @@ impl SimWorker {
     /// # Errors
     /// The address cannot be listened on.
     pub async fn start(addr: impl ToSocketAddrs, config: SimConfig) -> io::Result<Self> {
-        let listener = TcpListener::bind(addr).await?;
+        let mut port = Err(io::Error::from(io::ErrorKind::AddrNotAvailable));
+        for addr in lookup_host(addr).await? {
+            port = Port::take(addr);
+            if port.is_ok() {
+                break;
+            }
+        }
+        let mut port = port?;
         let config = Arc::new(config);
+        let driver = Driver::new(Arc::clone(&config));
+        let (down, warmup) = (driver.span(config.boot_s), driver.span(config.warmup_s));
+        if down.is_zero() {
+            port.listen()?;
+        }
         let shared = Arc::new(Shared {
-            driver: Arc::new(Driver::new(Arc::clone(&config))),
+            faults: Faults::default(),
+            addr: port.addr(),
+            life: Mutex::new(Arc::new(Life::new(driver, Instant::now() + down + warmup))),
+            lives: AtomicU64::new(1),
+            killed: AtomicBool::new(false),
             config,
-            faults: Arc::new(Faults::default()),
-            addr: listener.local_addr()?,
             started: Instant::now(),
-            draining: AtomicBool::new(false),
-            paused: AtomicBool::new(false),
             recorded: Mutex::new(Log::default()),
+            hits: Mutex::new(Hits::default()),
             ids: AtomicU64::new(0),
-            stop: watch::channel(false).0,
+            dead: watch::channel(false).0,
         });
         let mut tasks = JoinSet::new();
-        let driver = Arc::clone(&shared);
-        tasks.spawn(async move {
-            let mut stop = driver.stop.subscribe();
-            let mut crash = driver.driver.crash_watch();
-            tokio::select! {
-                () = driver.driver.run() => {}
-                () = becomes_true(&mut stop) => {}
-                () = becomes_true(&mut crash) => driver.kill(),
-            }
-        });
-        tasks.spawn(accept(listener, Arc::clone(&shared)));
+        tasks.spawn(life::supervise(port, Arc::clone(&shared), down));
         Ok(Self { shared, tasks })
     }
 
@@ -199,6 +273,11 @@ impl SimWorker {
         *self.shared.recorded.lock() = Log::default();
     }
 
+    /// The requests that a fault hit, the last `record_limit` of them; also those under way when the worker died or restarted.
+    pub fn hits(&self) -> Vec<Hit> {
+        self.shared.hits(0)
+    }
+
     /// The faults in force.
     pub fn faults(&self) -> &Faults {
         &self.shared.faults
@@ -206,38 +285,40 @@ impl SimWorker {
 
     /// Requests in the engine, waiting or running.
     pub fn engine_requests(&self) -> usize {
-        self.shared.driver.requests()
+        self.shared.driver().requests()
     }
 
     /// Sessions that are open or closing, and tags in use, of all ranks together.
     pub fn open_sessions(&self) -> (usize, usize) {
-        self.shared.driver.sessions()
+        self.shared.driver().sessions()
     }
 
     /// With `crash_mode` off: how many turns or closes would have ended a stock server.
     pub fn hazards(&self) -> u64 {
-        self.shared.driver.hazards()
+        self.shared.driver().hazards()
     }
 
-    /// False once it was killed or crashed.
+    /// False once it is dead: the port closed, every connection gone, and no restart to come.
     pub fn is_alive(&self) -> bool {
-        !*self.shared.stop.borrow()
+        !*self.shared.dead.borrow()
     }
 
     /// Waits until it is dead.
     pub async fn died(&self) {
-        becomes_true(&mut self.shared.stop.subscribe()).await;
+        // An error means that it is gone altogether.
+        let _ = self.shared.dead.subscribe().wait_for(|dead| *dead).await;
     }
 
     /// What SIGTERM does: the probes answer 503 at once, requests are still served, and once none is left (looked at every
     /// 5 seconds of engine time) the worker ends.
     pub fn drain(&mut self) {
-        self.shared.draining.store(true, Ordering::Relaxed);
         let shared = Arc::clone(&self.shared);
+        let life = shared.life();
+        life.draining.store(true, Ordering::Relaxed);
         self.tasks.spawn(async move {
             loop {
-                tokio::time::sleep(shared.driver.span(DRAIN_POLL_S)).await;
-                if shared.driver.requests() == 0 {
+                tokio::time::sleep(life.driver.span(DRAIN_POLL_S)).await;
+                if life.is_idle() {
                     break;
                 }
             }
@@ -245,125 +326,27 @@ impl SimWorker {
         });
     }
 
-    /// Ends as a crash does: every connection is cut and the port closed, at once.
+    /// Ends as a crash does, and comes back after `down`, with the probes well after `warmup` more. The engine is empty then.
+    pub fn restart(&self, down: Duration, warmup: Duration) {
+        self.shared.life().end(End::Restart { down, warmup });
+    }
+
+    /// Ends as a crash does: requests under way are reset and the port is closed, at once.
     pub fn kill(&self) {
         self.shared.kill();
     }
 
     /// Ends now and waits until every task has ended and the port is free.
     pub async fn shutdown(mut self) {
-        self.shared.kill();
+        self.kill();
         while self.tasks.join_next().await.is_some() {}
     }
 }
 
 impl Drop for SimWorker {
     fn drop(&mut self) {
-        self.shared.kill();
+        self.kill();
     }
-}
-
-async fn becomes_true(flag: &mut watch::Receiver<bool>) {
-    // An error means that the sender is gone, which is the end as well.
-    let _ = flag.wait_for(|set| *set).await;
-}
-
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
-    let mut connections = JoinSet::new();
-    let mut stop = shared.stop.subscribe();
-    loop {
-        tokio::select! {
-            () = becomes_true(&mut stop) => break,
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(serve(stream, Arc::clone(&shared)));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept");
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            },
-            Some(_) = connections.join_next() => {}
-        }
-    }
-    drop(listener);
-    connections.shutdown().await;
-}
-
-/// Requests under way on a connection, and when the last one ended.
-#[derive(Default)]
-pub(crate) struct Activity {
-    open: AtomicUsize,
-    idle_since: Mutex<Option<tokio::time::Instant>>,
-}
-
-/// One request under way.
-pub(crate) struct Busy(Arc<Activity>);
-
-impl Busy {
-    fn new(activity: &Arc<Activity>) -> Self {
-        activity.open.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(activity))
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        *self.0.idle_since.lock() = Some(tokio::time::Instant::now());
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-async fn serve(stream: TcpStream, shared: Arc<Shared>) {
-    let _ = stream.set_nodelay(true);
-    let activity = Arc::new(Activity::default());
-    let mut stop = shared.stop.subscribe();
-    let keep_alive = Duration::from_secs_f64(shared.config.keep_alive_s.clamp(0.001, 1e6));
-    let service = service_fn({
-        let (shared, activity) = (Arc::clone(&shared), Arc::clone(&activity));
-        move |request| answer(request, Arc::clone(&shared), Busy::new(&activity))
-    });
-    let builder = auto::Builder::new(TokioExecutor::new());
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    loop {
-        let idle_since = *activity.idle_since.lock();
-        let busy = activity.open.load(Ordering::Relaxed) > 0;
-        let due = match idle_since {
-            Some(since) if !busy => since + keep_alive,
-            _ => tokio::time::Instant::now() + keep_alive,
-        };
-        tokio::select! {
-            () = becomes_true(&mut stop) => break,
-            ended = connection.as_mut() => {
-                if let Err(error) = ended {
-                    tracing::debug!(%error, "connection ended");
-                }
-                break;
-            }
-            () = tokio::time::sleep_until(due) => {
-                let idle = activity.open.load(Ordering::Relaxed) == 0
-                    && activity.idle_since.lock().is_some_and(|since| since.elapsed() >= keep_alive);
-                if idle {
-                    connection.as_mut().graceful_shutdown();
-                    // Nothing is under way, so this ends at once.
-                    let _ = connection.as_mut().await;
-                    break;
-                }
-            }
-        }
-    }
-}
-
-async fn answer(request: Request<Incoming>, shared: Arc<Shared>, busy: Busy) -> Result<Response<Body>, io::Error> {
-    let (parts, body) = request.into_parts();
-    let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
-    if !parts.uri.path().starts_with("/_sim/") {
-        shared.record(&parts, &body);
-    }
-    let response = http::respond(&shared, &parts, body).await?;
-    // The request is under way until its body has gone out.
-    Ok(response.map(|body| http::holding(body, busy)))
 }
 
 /// Several workers of one configuration.

@@ -1,6 +1,6 @@
 //! Batches: who is taken, how long it takes, what it gives.
 
-use super::{Active, Engine, EventKind, Load, Reason, RequestKey};
+use super::{Active, Engine, EventKind, Load, Logged, Reason, RequestKey};
 use crate::output::Ending;
 use std::cmp::Reverse;
 
@@ -12,6 +12,9 @@ const RESERVED_OUTPUT_TOKENS: usize = 4096;
 const RUNNING_RESERVE: f64 = 0.3;
 /// While decoding, the load is published once in so many steps.
 const LOAD_INTERVAL_STEPS: u32 = 15;
+
+/// While decoding, the gauges are written once in so many steps.
+const LOG_INTERVAL_STEPS: u32 = 40;
 
 /// What the engine computes at the moment.
 #[derive(Debug)]
@@ -70,6 +73,7 @@ impl Engine {
         self.batch = Some(Batch { ends_us: self.now_us + micros(took_ms), started_us: self.now_us, kind });
         if prefill {
             self.publish_load();
+            self.log_batch();
         }
     }
 
@@ -298,6 +302,10 @@ impl Engine {
                 if self.steps_since_load >= LOAD_INTERVAL_STEPS {
                     self.publish_load();
                 }
+                self.steps_since_log += 1;
+                if self.steps_since_log >= LOG_INTERVAL_STEPS {
+                    self.log_batch();
+                }
             }
         }
     }
@@ -356,10 +364,20 @@ impl Engine {
         self.end(active, reason);
     }
 
+    fn log_batch(&mut self) {
+        self.steps_since_log = 0;
+        let load = self.current_load();
+        self.logged = Logged { load, sessions: self.sessions.streaming(), held_tokens: self.held_tokens() };
+    }
+
     fn publish_load(&mut self) {
         self.steps_since_load = 0;
+        self.load = self.current_load();
+    }
+
+    fn current_load(&self) -> Load {
         let used = self.config.max_total_tokens.saturating_sub(self.free_tokens() + self.radix.evictable());
-        self.load = Load {
+        Load {
             running: self.running.len(),
             waiting: self.waiting.len(),
             waiting_uncached_tokens: self.waiting.iter().map(|active| active.uncached_when_queued).sum(),
@@ -370,7 +388,7 @@ impl Engine {
                 0.0
             },
             ..self.load.clone()
-        };
+        }
     }
 }
 

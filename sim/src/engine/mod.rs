@@ -14,7 +14,7 @@ mod radix;
 mod request;
 mod session;
 
-pub use request::{Event, EventKind, Finish, Load, Reason, Request, RequestKey, SessionParams};
+pub use request::{Event, EventKind, Finish, Load, Logged, Reason, Request, RequestKey, SessionParams};
 
 use crate::{
     config::SimConfig,
@@ -89,6 +89,8 @@ pub struct Engine {
     crashed: bool,
     load: Load,
     steps_since_load: u32,
+    logged: Logged,
+    steps_since_log: u32,
 }
 
 impl Engine {
@@ -112,6 +114,8 @@ impl Engine {
             crashed: false,
             load: Load::default(),
             steps_since_load: 0,
+            logged: Logged::default(),
+            steps_since_log: 0,
         }
     }
 
@@ -155,7 +159,7 @@ impl Engine {
             Some(_) => Plan { ids: vec![0], ending: Ending::Length, reasoning_tokens: 0 },
             None => output::plan(&self.config, &prompt, &request.script, &limits),
         };
-        let tag = request.tag.filter(|_| self.config.enable_session_radix_cache).map(|id| self.tag(&id));
+        let tag = request.tag.filter(|_| self.config.has_tags()).map(|id| self.tag(&id));
         let uncached = prompt.len() - self.radix.peek(request.namespace, &prompt).min(prompt.len() - 1);
         let active = Active {
             key,
@@ -261,6 +265,11 @@ impl Engine {
         (self.sessions.len(), self.tags.len())
     }
 
+    /// Tokens of KV that streaming sessions hold between turns.
+    pub fn held_tokens(&self) -> usize {
+        self.sessions.idle_slots().map(|slot| slot.committed).sum()
+    }
+
     /// Drops all cached KV; false (and nothing done) while a request is in the engine or a session holds KV.
     pub fn flush(&mut self, now_us: u64) -> bool {
         self.advance(now_us);
@@ -316,6 +325,11 @@ impl Engine {
     /// The load as last published: at once for prefill and when idle, every 15 steps while decoding.
     pub fn load(&self) -> &Load {
         &self.load
+    }
+
+    /// The gauges of `/metrics` as last written: when a prefill batch begins, and every 40 decode steps.
+    pub fn logged(&self) -> &Logged {
+        &self.logged
     }
 
     /// The configuration.

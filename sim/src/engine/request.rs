@@ -81,6 +81,20 @@ pub struct Finish {
     pub retractions: usize,
 }
 
+impl Finish {
+    /// The end of a request that was not taken.
+    pub fn rejected(status: u16, message: &str) -> Self {
+        Self {
+            reason: Reason::Rejected(status, message.to_owned()),
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            completion_tokens: 0,
+            reasoning_tokens: 0,
+            retractions: 0,
+        }
+    }
+}
+
 /// What happened to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
@@ -134,4 +148,15 @@ pub struct Load {
     pub prefill_busy_us: u64,
     /// Sums over decode steps: steps, batch sizes, microseconds, squared sizes, sizes times microseconds, tokens.
     pub decode_moments: [f64; 6],
+}
+
+/// What a batch leaves in the gauges of `/metrics`, where it stays until the next one.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Logged {
+    /// The load at that moment.
+    pub load: Load,
+    /// Open streaming sessions.
+    pub sessions: usize,
+    /// Tokens of KV that they hold between turns.
+    pub held_tokens: usize,
 }

@@ -104,12 +104,17 @@ impl Sessions {
         self.open.values().any(|session| session.timeout_us.is_some() || session.closing)
     }
 
-    /// Sessions open or closing.
+    /// How many are open or closing.
     pub(crate) fn len(&self) -> usize {
         self.open.len()
     }
 
-    /// Whether any session is open.
+    /// How many of them are streaming.
+    pub(crate) fn streaming(&self) -> usize {
+        self.open.values().filter(|session| session.streaming).count()
+    }
+
+    /// Whether this session is open or closing.
     pub(crate) fn is_open(&self, id: &str) -> bool {
         self.open.contains_key(id)
     }

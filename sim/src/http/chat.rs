@@ -120,7 +120,7 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Context, 
     };
     let input_ids = fields::flag(&body, "return_input_ids_in_sglext").then(|| turn.prompt.clone());
     let requests = fields::choices(shared, &common, &[turn.prompt], &base);
-    let live = shared.driver.submit(common.rank, requests, common.stream).map_err(|rid| duplicate(&rid))?;
+    let live = shared.driver().submit(common.rank, requests, common.stream).map_err(|rid| duplicate(&rid))?;
     let context = Context {
         shared: Arc::clone(shared),
         common,

@@ -62,7 +62,7 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Context, 
         request.script = Script::parse(&tokenizer::decode(&request.prompt));
     }
     let count = requests.len();
-    let live = shared.driver.submit(common.rank, requests, common.stream).map_err(|rid| duplicate(&rid))?;
+    let live = shared.driver().submit(common.rank, requests, common.stream).map_err(|rid| duplicate(&rid))?;
     let created = unix_us() / 1_000_000;
     let (stops, prompts) = (base.stop, prompts.len());
     Ok((Context { shared: Arc::clone(shared), common, created, stops, count, prompts }, live))

@@ -2,29 +2,27 @@
 
 use super::reply::{self, Body};
 use crate::{
-    fault::{Fault, FaultKind},
+    fault::{self, Fault},
     server::Shared,
 };
-use hyper::{Method, Response, StatusCode};
+use hyper::{Method, Response, StatusCode, http::request::Parts};
 use serde_json::{Value, json};
 
-/// `POST /_sim/fault` adds a fault, `DELETE` clears all; `GET /_sim/requests` lists what came in; `GET /_sim/state` tells
-/// what the engine holds.
-pub(super) fn respond(shared: &Shared, name: &str, method: &Method, body: &[u8]) -> Response<Body> {
-    match (name, method) {
-        ("fault", &Method::POST) => {
-            let described = serde_json::from_slice::<Value>(body).map_err(|error| error.to_string());
-            match described.and_then(|value| Fault::from_json(&value)) {
-                Ok(fault) => {
-                    apply(shared, fault);
-                    reply::json_value(StatusCode::OK, &json!({"ok": true}))
-                }
-                Err(message) => reply::json_value(StatusCode::BAD_REQUEST, &json!({"error": message})),
+/// `POST /_sim/fault` adds a fault or a schedule, `DELETE` clears all; `GET /_sim/requests` lists what came in;
+/// `GET /_sim/hits?from=NUMBER` what was hit by a fault; `GET /_sim/state` tells what the engine holds.
+pub(super) fn respond(shared: &Shared, name: &str, parts: &Parts, body: &[u8]) -> Response<Body> {
+    match (name, &parts.method) {
+        ("fault", &Method::POST) => match described(body) {
+            Ok(faults) => {
+                faults.into_iter().for_each(|fault| shared.faults.add(fault));
+                shared.act();
+                reply::json_value(StatusCode::OK, &json!({"ok": true}))
             }
-        }
+            Err(message) => reply::json_value(StatusCode::BAD_REQUEST, &json!({"error": message})),
+        },
         ("fault", &Method::DELETE) => {
             shared.faults.clear();
-            shared.driver.each(|now_us, engine| engine.set_paused(now_us, false));
+            shared.act();
             reply::json_value(StatusCode::OK, &json!({"ok": true}))
         }
         ("requests", &Method::GET) => {
@@ -43,24 +41,44 @@ pub(super) fn respond(shared: &Shared, name: &str, method: &Method, body: &[u8])
                 .collect();
             reply::json_value(StatusCode::OK, &Value::Array(list))
         }
+        ("hits", &Method::GET) => {
+            let from = parts.uri.query().and_then(|query| query.strip_prefix("from=")).map_or(Ok(0), str::parse);
+            let Ok(from) = from else {
+                return reply::json_value(StatusCode::BAD_REQUEST, &json!({"error": "from is not a number"}));
+            };
+            let hits = shared.hits(from);
+            let list = hits.iter().map(|hit| {
+                json!({
+                    "number": hit.number, "kind": hit.kind, "path": hit.path, "request_id": hit.request_id,
+                    "at_ms": hit.at_ms,
+                })
+            });
+            reply::json_value(StatusCode::OK, &list.collect())
+        }
         ("state", &Method::GET) => {
-            let body = json!({"requests": shared.driver.requests(), "hazards": shared.driver.hazards()});
+            let driver = shared.driver();
+            let (sessions, tags) = driver.sessions();
+            let body = json!({
+                "requests": driver.requests(), "hazards": driver.hazards(), "sessions": sessions,
+                "session_tokens": driver.held_tokens(), "tags": tags, "lives": shared.lives(),
+                "faults": shared.faults.len(),
+            });
             reply::json_value(StatusCode::OK, &body)
         }
         _ => reply::raw_json(StatusCode::NOT_FOUND, "{\"error\":\"no such control\"}"),
     }
 }
 
-/// Crashes and wedges asked for without a path happen at once; other faults wait for their request.
-fn apply(shared: &Shared, fault: Fault) {
-    match (&fault.kind, &fault.path) {
-        (FaultKind::Crash, None) => shared.kill(),
-        (FaultKind::Wedge, None) => {
-            shared.driver.each(|now_us, engine| engine.set_paused(now_us, true));
-        }
-        (FaultKind::Unwedge, None) => {
-            shared.driver.each(|now_us, engine| engine.set_paused(now_us, false));
-        }
-        _ => shared.faults.add(fault),
+/// One fault, or a schedule of them.
+fn described(body: &[u8]) -> Result<Vec<Fault>, String> {
+    let text = String::from_utf8_lossy(body);
+    if text.trim_start().starts_with('{') {
+        let value: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        return Ok(vec![Fault::from_json(&value)?]);
     }
+    let scheduled = fault::schedule(&text)?;
+    if let Some(worker) = scheduled.iter().find_map(|scheduled| scheduled.worker) {
+        return Err(format!("worker {worker}: this is the port of one worker, so leave that out"));
+    }
+    Ok(scheduled.into_iter().map(|scheduled| scheduled.fault).collect())
 }

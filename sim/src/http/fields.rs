@@ -4,7 +4,7 @@ use super::{
     reply::{self, Body},
     validate::{self, Endpoint, Flaw},
 };
-use crate::{engine::Request, output::Script, server::Shared, template, tokenizer};
+use crate::{config::Frontend, engine::Request, output::Script, server::Shared, template, tokenizer};
 use hyper::{HeaderMap, Response, StatusCode};
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
@@ -124,7 +124,7 @@ pub(super) fn common(
             return Err(Box::new(reply::bad_request(&message)));
         }
     }
-    let header_rank = match headers.get("x-data-parallel-rank") {
+    let header_rank = match headers.get("x-data-parallel-rank").filter(|_| shared.config.frontend == Frontend::Python) {
         None => None,
         Some(value) => {
             let given = String::from_utf8_lossy(value.as_bytes()).into_owned();

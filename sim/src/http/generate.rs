@@ -2,6 +2,7 @@
 
 use super::{
     fields::{self, Refused},
+    frontend,
     pieces::StopGuard,
     reply::{self, Body},
     validate::{self, Endpoint, Flaw},
@@ -83,6 +84,9 @@ fn decoder_error(message: &str) -> Refused {
 
 fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Call, bool), Refused> {
     let body = validate::object(ENDPOINT, body).map_err(|error| error.flat())?;
+    if let Some(refused) = frontend::no_sessions(&shared.config, &body) {
+        return Err(Box::new(refused));
+    }
     let stream = fields::flag(&body, "stream");
     let session = session_params(&body)?;
     let session_id = fields::text(&body, "session_id");
@@ -143,7 +147,7 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Call, boo
     }
     let count = requests.len();
     let live = shared
-        .driver
+        .driver()
         .submit(rank, requests, stream)
         .map_err(|rid| native(&format!("Duplicate request ID detected: {rid}")))?;
     let stops = fields::stops(sampling.get("stop"));

@@ -1,12 +1,12 @@
 //! Probes, model and server facts, loads, the tokenizer.
 
 use super::{
-    fields,
+    fields, frontend,
     reply::{self, Body},
     validate::{self, Endpoint, Flaw},
 };
 use crate::{
-    config::Eviction,
+    config::{Eviction, Frontend},
     engine::Load,
     pytext::{repr, repr_str},
     server::{Shared, unix_us},
@@ -17,10 +17,8 @@ use serde_json::{Map, Value, json};
 use std::{
     fmt::Write as _,
     sync::{Arc, atomic::Ordering},
+    time::Instant,
 };
-
-/// The version that is simulated.
-const VERSION: &str = "0.5.23";
 
 /// Time that a health probe takes at least, in seconds.
 const HEALTH_S: f64 = 1.0;
@@ -32,8 +30,8 @@ const HEALTH_LIMIT_S: f64 = 20.0;
 const TOKENIZER_MAX_LEN: usize = 131_072;
 
 fn up(shared: &Shared) -> bool {
-    let warm = shared.started.elapsed() >= shared.driver.span(shared.config.warmup_s);
-    warm && !shared.draining.load(Ordering::Relaxed)
+    let life = shared.life();
+    life.warm_at <= Instant::now() && !life.draining.load(Ordering::Relaxed)
 }
 
 /// `/health` and `/health_generate`: a generation of one token, never faster than a second; a wedged pool passes.
@@ -41,17 +39,17 @@ pub(super) async fn health(shared: &Arc<Shared>) -> Response<Body> {
     if !up(shared) {
         return reply::empty(StatusCode::SERVICE_UNAVAILABLE);
     }
-    if shared.paused.load(Ordering::Relaxed) {
-        tokio::time::sleep(shared.driver.span(HEALTH_LIMIT_S)).await;
+    if shared.life().paused.load(Ordering::Relaxed) {
+        tokio::time::sleep(shared.driver().span(HEALTH_LIMIT_S)).await;
         return reply::empty(StatusCode::SERVICE_UNAVAILABLE);
     }
-    tokio::time::sleep(shared.driver.span(HEALTH_S)).await;
+    tokio::time::sleep(shared.driver().span(HEALTH_S)).await;
     reply::empty(StatusCode::OK)
 }
 
 /// `/ready`: a flag, told at once.
 pub(super) fn ready(shared: &Shared) -> Response<Body> {
-    let ready = up(shared) && !shared.paused.load(Ordering::Relaxed);
+    let ready = up(shared) && !shared.life().paused.load(Ordering::Relaxed);
     reply::empty(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE })
 }
 
@@ -112,8 +110,9 @@ pub(super) fn server_info(shared: &Shared) -> Response<Body> {
         Eviction::Priority => "priority",
     };
     let internal: Vec<Value> = shared
-        .driver
+        .driver()
         .loads()
+        .1
         .iter()
         .map(|load| {
             json!({
@@ -163,7 +162,7 @@ pub(super) fn server_info(shared: &Shared) -> Response<Body> {
         "incremental_streaming_output": config.incremental_streaming_output,
         "enable_streaming_session": config.enable_streaming_session,
         "enable_session_radix_cache": config.enable_session_radix_cache,
-        "enable_metrics": false,
+        "enable_metrics": config.enable_metrics,
         "kv_events_config": null,
         "disaggregation_mode": "null",
         "enable_response_store": false,
@@ -173,8 +172,8 @@ pub(super) fn server_info(shared: &Shared) -> Response<Body> {
         "max_req_input_len": config.max_input_tokens(),
         "kv_events": null,
         "internal_states": internal,
-        "version": VERSION,
-        "frontend": "python",
+        "version": config.release.text(),
+        "frontend": match config.frontend { Frontend::Python => "python", Frontend::Rust => "rust" },
     });
     if let (Some(body), Value::Object(rest)) = (body.as_object_mut(), rest) {
         body.extend(rest);
@@ -211,19 +210,19 @@ pub(super) fn loads(shared: &Shared, query: &str) -> Response<Body> {
     let wanted: Vec<String> = parameter("include")
         .map(|(_, list)| list.replace("%2C", ",").split(',').map(|section| section.trim().to_owned()).collect())
         .unwrap_or_else(|| vec!["all".to_owned()]);
-    if wanted.iter().any(|section| !SECTIONS.contains(&section.as_str())) {
-        return reply::internal();
+    let unknown: Vec<&str> = wanted.iter().map(String::as_str).filter(|name| !SECTIONS.contains(name)).collect();
+    if !unknown.is_empty() {
+        return frontend::bad_sections(&shared.config, &unknown, &SECTIONS);
     }
     let only = parameter("dp_rank").and_then(|(_, rank)| rank.parse::<usize>().ok());
     let has = |section: &str| wanted.iter().any(|wanted| wanted == section || wanted == "all");
-    let loads: Vec<Map<String, Value>> = shared
-        .driver
-        .loads()
+    let (published_us, ranks) = shared.driver().loads();
+    let loads: Vec<Map<String, Value>> = ranks
         .iter()
         .enumerate()
         .filter(|(rank, _)| only.is_none_or(|only| only == *rank))
         .map(|(rank, load)| {
-            let mut body = core_load(shared, rank, load);
+            let mut body = core_load(shared, rank, load, published_us);
             if has("memory") {
                 let memory = json!({"weight_gb": 0.0, "kv_cache_gb": 0.0, "graph_gb": 0.0,
                     "token_capacity": shared.config.max_total_tokens});
@@ -247,18 +246,39 @@ pub(super) fn loads(shared: &Shared, query: &str) -> Response<Body> {
         return reply::text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", prometheus(&loads));
     }
     let body = json!({
-        "timestamp": iso_time(unix_us()), "version": VERSION, "accelerator": null, "num_accelerators": 1, "loads": loads,
+        "timestamp": iso_time(unix_us()), "version": shared.config.release.text(), "accelerator": null, "num_accelerators": 1, "loads": loads,
     });
     reply::json_value(StatusCode::OK, &body)
 }
 
+/// `/get_load` of old releases.
+pub(super) fn get_load(shared: &Shared) -> Response<Body> {
+    let (published_us, ranks) = shared.driver().loads();
+    let ranks = ranks.iter().enumerate().map(|(rank, load)| {
+        json!({
+            "dp_rank": rank,
+            "num_reqs": load.running + load.waiting,
+            "num_waiting_reqs": load.waiting,
+            "num_tokens": load.used_tokens + load.waiting_uncached_tokens,
+            "num_pending_tokens": load.waiting_uncached_tokens,
+            "ts_tic": seconds(published_us),
+        })
+    });
+    reply::json_value(StatusCode::OK, &ranks.collect())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a time needs no more")]
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
 #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
-fn core_load(shared: &Shared, rank: usize, load: &Load) -> Map<String, Value> {
+fn core_load(shared: &Shared, rank: usize, load: &Load, published_us: u64) -> Map<String, Value> {
     let capacity = shared.config.max_total_tokens;
     let round4 = |share: f64| (share * 1e4).round() / 1e4;
     let total = load.used_tokens + load.waiting_uncached_tokens;
     let body = json!({
-        "timestamp": unix_us() as f64 / 1e6,
+        "timestamp": seconds(published_us),
         "dp_rank": rank,
         "num_running_reqs": load.running,
         "num_waiting_reqs": load.waiting,

@@ -162,7 +162,7 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Context, 
         script: turn.script,
         ..Request::default()
     };
-    let live = shared.driver.submit(rank, vec![request], stream).map_err(|rid| duplicate(&rid))?;
+    let live = shared.driver().submit(rank, vec![request], stream).map_err(|rid| duplicate(&rid))?;
     let context = Context {
         shared: Arc::clone(shared),
         id: format!("msg_{}", shared.new_id()),

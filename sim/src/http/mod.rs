@@ -4,18 +4,23 @@ mod chat;
 mod completions;
 mod control;
 mod fields;
+mod frontend;
 mod generate;
 mod info;
 mod messages;
+mod metrics;
 mod pieces;
 mod reply;
 mod responses;
 mod sessions;
+mod trouble;
 mod validate;
 
 pub(crate) use reply::{Body, holding};
+use trouble::Change;
+pub(crate) use trouble::{Trouble, request_id, trouble};
 
-use crate::{fault::FaultKind, server::Shared};
+use crate::{driver::REJECTION, fault::Moment, server::Shared, wire::Wire};
 use bytes::Bytes;
 use hyper::{Method, Response, StatusCode, header, http::request::Parts};
 use std::{io, sync::Arc};
@@ -49,6 +54,8 @@ enum Route {
     ModelInfo,
     ServerInfo,
     Loads,
+    GetLoad,
+    Metrics,
     OpenSession,
     CloseSession,
     Abort,
@@ -83,6 +90,8 @@ fn route(path: &str) -> Option<(Route, &'static [Method], Level)> {
         "/model_info" | "/get_model_info" => (Route::ModelInfo, GET, Normal),
         "/server_info" | "/get_server_info" => (Route::ServerInfo, GET, Normal),
         "/v1/loads" => (Route::Loads, GET, Normal),
+        "/get_load" => (Route::GetLoad, GET, Normal),
+        "/metrics" | "/metrics/" => (Route::Metrics, GET, Open),
         "/open_session" => (Route::OpenSession, GET_POST, Normal),
         "/close_session" => (Route::CloseSession, GET_POST, Normal),
         "/abort_request" => (Route::Abort, POST, Admin),
@@ -116,80 +125,47 @@ fn allowed(shared: &Shared, parts: &Parts, level: Level) -> bool {
     wanted.is_none_or(|key| given.and_then(|value| value.strip_prefix("Bearer ")) == Some(key))
 }
 
-/// Answers one request. An error cuts the connection.
-pub(crate) async fn respond(shared: &Arc<Shared>, parts: &Parts, body: Bytes) -> io::Result<Response<Body>> {
-    let path = parts.uri.path();
-    if let Some(name) = path.strip_prefix("/_sim/") {
-        return Ok(control::respond(shared, name, &parts.method, &body));
+/// Answers one request. An error closes the connection.
+pub(crate) async fn respond(
+    shared: &Arc<Shared>,
+    parts: &Parts,
+    body: Bytes,
+    wire: &Wire,
+) -> io::Result<Response<Body>> {
+    if let Some(name) = parts.uri.path().strip_prefix("/_sim/") {
+        return Ok(control::respond(shared, name, parts, &body));
     }
-    let mut response = match before(shared, parts).await? {
-        Before::Answer(response) => response,
-        Before::Work(cut) => {
-            let response = dispatch(shared, parts, body).await;
-            match cut {
-                Some(after) => reply::cut_after(response, after),
-                None => response,
-            }
-        }
+    let change = match trouble(shared, parts, wire, Moment::Whole).await? {
+        Trouble::Answer(response) => return Ok(response),
+        Trouble::Work(change) => change,
     };
-    reply::stamp(&mut response, parts.headers.get(header::ORIGIN));
-    Ok(response)
-}
-
-enum Before {
-    Answer(Response<Body>),
-    /// Go on; cut the answer after so many bytes.
-    Work(Option<usize>),
-}
-
-async fn before(shared: &Arc<Shared>, parts: &Parts) -> io::Result<Before> {
-    let path = parts.uri.path();
-    let fault = shared.faults.take(path, is_inference(route(path).map(|(route, ..)| route)));
-    match fault {
-        Some(FaultKind::Status(status, body)) => {
-            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            return Ok(Before::Answer(match body {
-                Some(body) => reply::raw_json(status, body),
-                None => reply::flat_error(status, "Injected fault.", &status.as_u16().to_string()),
-            }));
+    let mut response = match &change {
+        Some(Change::Reject(code, message)) => {
+            REJECTION.scope((*code, message.clone()), dispatch(shared, parts, body)).await
         }
-        Some(FaultKind::ErrorEvent(code, message)) => {
-            let frames = [reply::error_event(code, &message), reply::done()].concat();
-            return Ok(Before::Answer(reply::events(Bytes::from(frames))));
-        }
-        Some(FaultKind::Hang) => std::future::pending::<()>().await,
-        Some(FaultKind::CutAfterBytes(0)) => return Err(io::Error::other("cut by a fault")),
-        Some(FaultKind::CutAfterBytes(after)) => return Ok(Before::Work(Some(after))),
-        Some(FaultKind::Delay(time)) => tokio::time::sleep(time).await,
-        Some(FaultKind::Crash) => {
-            shared.kill();
-            return Err(io::Error::other("crashed by a fault"));
-        }
-        Some(FaultKind::Wedge) => {
-            shared.driver.each(|now_us, engine| engine.set_paused(now_us, true));
-        }
-        Some(FaultKind::Unwedge) => {
-            shared.driver.each(|now_us, engine| engine.set_paused(now_us, false));
-        }
-        None => {}
+        _ => dispatch(shared, parts, body).await,
+    };
+    frontend::stamp(&shared.config, &mut response, parts.headers.get(header::ORIGIN));
+    match change {
+        Some(change) => trouble::change(response, change, wire).await,
+        None => Ok(response),
     }
-    Ok(Before::Work(None))
 }
 
 async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: Bytes) -> Response<Body> {
     let path = parts.uri.path();
-    let found = route(path);
+    let found = route(path).filter(|(route, ..)| frontend::has(&shared.config, *route));
     if !allowed(shared, parts, found.map_or(Level::Normal, |(.., level)| level)) {
         return reply::raw_json(StatusCode::UNAUTHORIZED, "{\"error\":\"Unauthorized\"}");
     }
     let Some((route, methods, _)) = found else {
-        return reply::raw_json(StatusCode::NOT_FOUND, "{\"detail\":\"Not Found\"}");
+        return frontend::not_found(&shared.config);
     };
     if parts.method == Method::OPTIONS {
         return reply::preflight();
     }
     if !methods.contains(&parts.method) {
-        return reply::wrong_method(methods);
+        return frontend::wrong_method(&shared.config, methods);
     }
     match route {
         Route::Chat => chat::respond(shared, parts, &body).await,
@@ -211,6 +187,8 @@ async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: Bytes) -> Response<
         Route::ModelInfo => info::model_info(shared),
         Route::ServerInfo => info::server_info(shared),
         Route::Loads => info::loads(shared, parts.uri.query().unwrap_or_default()),
+        Route::GetLoad => info::get_load(shared),
+        Route::Metrics => metrics::respond(shared),
         Route::OpenSession => sessions::open(shared, &body),
         Route::CloseSession => sessions::close(shared, &body),
         Route::Abort => sessions::abort(shared, &body),

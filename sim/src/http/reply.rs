@@ -1,6 +1,6 @@
 //! Answers: bodies, headers, the error shapes, server-sent events.
 
-use crate::{pytext, server::Busy};
+use crate::{life::Busy, pytext};
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
@@ -129,11 +129,6 @@ pub(crate) fn event_stream(frames: impl Stream<Item = Bytes> + Send + 'static) -
     answer(StatusCode::OK, Some("text/event-stream; charset=utf-8"), body.boxed_unsync())
 }
 
-/// A stream of events known in advance.
-pub(crate) fn events(frames: Bytes) -> Response<Body> {
-    event_stream(futures::stream::iter([frames]))
-}
-
 /// One event without a name.
 pub(crate) fn data(value: &Value) -> Bytes {
     Bytes::from(format!("data: {value}\n\n"))
@@ -199,28 +194,4 @@ pub(crate) fn stamp(response: &mut Response<Body>, origin: Option<&HeaderValue>)
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
         headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
     }
-}
-
-/// The same answer, broken off after `limit` bytes of its body.
-pub(crate) fn cut_after(response: Response<Body>, limit: usize) -> Response<Body> {
-    response.map(|body| {
-        let frames = futures::stream::unfold((Some(body), limit), |(body, left)| async move {
-            let mut body = body?;
-            if left == 0 {
-                // What came before is flushed while this waits for its next turn.
-                tokio::task::yield_now().await;
-                return Some((Err(io::Error::other("cut by a fault")), (None, 0)));
-            }
-            let frame = body.frame().await?;
-            let data = match frame.map(Frame::into_data) {
-                Ok(Ok(data)) => data,
-                Ok(Err(_)) => Bytes::new(),
-                Err(error) => return Some((Err(error), (None, 0))),
-            };
-            let part = data.slice(..data.len().min(left));
-            let left = left - part.len();
-            Some((Ok(Frame::data(part)), (Some(body), left)))
-        });
-        StreamBody::new(frames).boxed_unsync()
-    })
 }

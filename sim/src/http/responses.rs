@@ -102,7 +102,7 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Context, 
         ..Request::default()
     };
     let live = shared
-        .driver
+        .driver()
         .submit(rank, vec![request], stream)
         .map_err(|rid| refuse(&format!("Duplicate request ID detected: {rid}")))?;
     let context = Context {

@@ -87,7 +87,7 @@ pub(super) fn open(shared: &Shared, body: &[u8]) -> Response<Body> {
     let id = body.get("session_id").and_then(Value::as_str).map_or_else(|| shared.new_id(), str::to_owned);
     let timeout_s = body.get("timeout").and_then(Value::as_f64);
     // Every rank opens its own; the first answer is the one that counts.
-    let opened = shared.driver.each(|now_us, engine| engine.open_session(now_us, &id, streaming, timeout_s));
+    let opened = shared.driver().each(|now_us, engine| engine.open_session(now_us, &id, streaming, timeout_s));
     if opened == Some(true) {
         reply::json_value(StatusCode::OK, &Value::from(id))
     } else {
@@ -104,7 +104,7 @@ pub(super) fn close(shared: &Shared, body: &[u8]) -> Response<Body> {
         return wrong(CLOSE, "CloseSessionReqInput", &body, vec![flaw]);
     }
     let id = body.get("session_id").and_then(Value::as_str).unwrap_or_default();
-    shared.driver.each(|now_us, engine| engine.close_session(now_us, id));
+    shared.driver().each(|now_us, engine| engine.close_session(now_us, id));
     reply::empty(StatusCode::OK)
 }
 
@@ -118,12 +118,12 @@ pub(super) fn abort(shared: &Shared, body: &[u8]) -> Response<Body> {
     }
     let rid = body.get("rid").and_then(Value::as_str).unwrap_or_default();
     let all = body.get("abort_all").and_then(Value::as_bool).unwrap_or_default();
-    shared.driver.abort(|live| all || (!rid.is_empty() && live == rid));
+    shared.driver().abort(|live| all || (!rid.is_empty() && live == rid));
     reply::empty(StatusCode::OK)
 }
 
 pub(super) fn flush(shared: &Shared) -> Response<Body> {
-    let flushed = shared.driver.each(|now_us, engine| engine.flush(now_us)).unwrap_or_default();
+    let flushed = shared.driver().each(|now_us, engine| engine.flush(now_us)).unwrap_or_default();
     if flushed {
         let text = "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting \
                     requests, the operation will not be performed.)\n";
@@ -134,8 +134,8 @@ pub(super) fn flush(shared: &Shared) -> Response<Body> {
 }
 
 pub(super) fn pause(shared: &Arc<Shared>, paused: bool) -> Response<Body> {
-    shared.paused.store(paused, Ordering::Relaxed);
-    shared.driver.each(|now_us, engine| engine.set_paused(now_us, paused));
+    shared.life().paused.store(paused, Ordering::Relaxed);
+    shared.driver().each(|now_us, engine| engine.set_paused(now_us, paused));
     let what = if paused { "paused" } else { "continued" };
     let body = json!({"message": format!("Generation {what} successfully."), "status": "ok"});
     reply::json_value(StatusCode::OK, &body)

@@ -62,11 +62,13 @@ pub fn request_bytes(method: &str, path: &str, headers: &[(&str, &str)], body: &
 pub struct Connection {
     stream: TcpStream,
     read: Vec<u8>,
+    closed: bool,
+    reset: bool,
 }
 
 impl Connection {
     pub async fn open(addr: SocketAddr) -> Self {
-        Self { stream: TcpStream::connect(addr).await.unwrap(), read: Vec::new() }
+        Self { stream: TcpStream::connect(addr).await.unwrap(), read: Vec::new(), closed: false, reset: false }
     }
 
     pub async fn send(&mut self, bytes: &[u8]) {
@@ -94,7 +96,15 @@ impl Connection {
     async fn read_more(&mut self) -> bool {
         let mut buffer = [0; 16 * 1024];
         match self.stream.read(&mut buffer).await {
-            Ok(0) | Err(_) => false,
+            Ok(0) => {
+                self.closed = true;
+                false
+            }
+            Err(error) => {
+                self.closed = true;
+                self.reset = error.kind() == std::io::ErrorKind::ConnectionReset;
+                false
+            }
             Ok(count) => {
                 self.read.extend_from_slice(&buffer[..count]);
                 true
@@ -106,6 +116,30 @@ impl Connection {
     pub async fn read_to_end_of_stream(mut self) -> Vec<u8> {
         while !self.read.ends_with(b"\r\n0\r\n\r\n") && self.read_more().await {}
         self.read
+    }
+
+    /// Reads for so long; returns all of the answer so far.
+    pub async fn read_for(&mut self, time: std::time::Duration) -> Vec<u8> {
+        let _ = tokio::time::timeout(time, async { while self.read_more().await {} }).await;
+        self.read.clone()
+    }
+
+    /// Whether the peer was seen to close.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Reads until the peer closes, and stays open itself.
+    pub async fn read_to_eof(&mut self) -> Vec<u8> {
+        while self.read_more().await {}
+        assert!(!self.reset);
+        std::mem::take(&mut self.read)
+    }
+
+    /// Reads to the end of the connection, and tells whether that was a reset.
+    pub async fn read_to_close(mut self) -> (Vec<u8>, bool) {
+        while self.read_more().await {}
+        (self.read, self.reset)
     }
 
     /// Reads to the end of the connection.

@@ -1,13 +1,14 @@
 //! HTTP: ids, fields, keys, connections, life and death.
 
 use crate::{
-    client::{Answer, Connection, get, parse, post, post_with, request_bytes},
+    client::{Answer, Connection, get, parse, post, post_with, request_bytes, send},
+    recorded::check,
     until, worker,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::time::Instant;
-use turnstile_sim::{Fault, FaultKind, SimFleet, SimWorker};
+use turnstile_sim::{Release, SimFleet, SimWorker};
 
 fn chat(tokens: usize) -> Value {
     json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, "ignore_eos": true})
@@ -23,7 +24,20 @@ async fn ask(worker: &SimWorker, body: Value) -> Answer {
 }
 
 #[tokio::test]
-async fn a_live_rid_is_refused_and_a_finished_one_is_free_again() {
+async fn fact_39_a_live_rid_is_refused_and_a_finished_one_is_free_again() {
+    let recorded = worker(|config| {
+        config.speed = 100.0;
+        config.enable_cache_report = true;
+    })
+    .await;
+    let mut running = Connection::open(recorded.addr()).await;
+    running.post("/v1/chat/completions", &with(with(chat(3000), "rid", json!("dup-1")), "stream", json!(true))).await;
+    running.read_until("data: ").await;
+    check(&recorded, "duplicate_rid", &[]).await;
+    check(&recorded, "duplicate_rid_chat", &[]).await;
+    drop(running);
+    until("the rid is free", async || ask(&recorded, with(chat(3), "rid", json!("dup-1"))).await.status == 200).await;
+    check(&recorded, "rid_reuse_after_finish", &["cached_tokens_details"]).await;
     let worker = worker(|config| config.speed = 100.0).await;
     let mut running = Connection::open(worker.addr()).await;
     running.post("/v1/chat/completions", &with(with(chat(3000), "rid", json!("dup-1")), "stream", json!(true))).await;
@@ -42,8 +56,9 @@ async fn a_live_rid_is_refused_and_a_finished_one_is_free_again() {
 }
 
 #[tokio::test]
-async fn no_header_comes_back_but_the_servers_own() {
+async fn fact_40_no_header_comes_back_but_the_servers_own() {
     let worker = worker(|_| ()).await;
+    check(&worker, "chat_headers_echo", &[]).await;
     let answer = post_with(&worker, "/v1/chat/completions", &[("x-request-id", "abc")], chat(2)).await;
     let mut names: Vec<&str> = answer.headers.iter().map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
@@ -52,7 +67,7 @@ async fn no_header_comes_back_but_the_servers_own() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_is_closed() {
+async fn fact_41_an_idle_connection_is_closed() {
     let worker = worker(|config| config.keep_alive_s = 0.2).await;
     let mut connection = Connection::open(worker.addr()).await;
     connection.send(&request_bytes("GET", "/ready", &[], b"")).await;
@@ -82,7 +97,7 @@ async fn long_stream(worker: &SimWorker) -> Connection {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_a_stream_ends_it() {
+async fn fact_43_a_client_that_leaves_a_stream_ends_it() {
     let worker = worker(|config| config.speed = 10.0).await;
     drop(long_stream(&worker).await);
     let before = Instant::now();
@@ -91,7 +106,7 @@ async fn a_client_that_leaves_a_stream_ends_it() {
 }
 
 #[tokio::test]
-async fn a_half_close_ends_a_stream() {
+async fn fact_42_a_half_close_ends_a_stream() {
     let worker = worker(|config| config.speed = 10.0).await;
     let mut connection = long_stream(&worker).await;
     connection.half_close().await;
@@ -99,7 +114,7 @@ async fn a_half_close_ends_a_stream() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_a_whole_answer_is_noticed_by_a_poll() {
+async fn fact_43_a_client_that_leaves_a_whole_answer_is_noticed_by_a_poll() {
     let worker = worker(|config| config.speed = 10.0).await;
     let mut connection = Connection::open(worker.addr()).await;
     connection.post("/v1/chat/completions", &chat(3000)).await;
@@ -112,7 +127,7 @@ async fn a_client_that_leaves_a_whole_answer_is_noticed_by_a_poll() {
 }
 
 #[tokio::test]
-async fn a_health_probe_takes_a_second_and_ready_none() {
+async fn fact_47_a_health_probe_takes_a_second_and_ready_none() {
     let worker = worker(|config| config.speed = 1.0).await;
     let before = Instant::now();
     assert_eq!(get(&worker, "/ready").await.status, 200);
@@ -122,8 +137,11 @@ async fn a_health_probe_takes_a_second_and_ready_none() {
 }
 
 #[tokio::test]
-async fn a_worker_that_starts_answers_the_probes_with_503() {
-    let worker = worker(|config| config.warmup_s = 300.0).await;
+async fn fact_49_a_worker_that_starts_refuses_and_then_answers_the_probes_with_503() {
+    let worker = worker(|config| (config.boot_s, config.warmup_s) = (200.0, 300.0)).await;
+    let refused = tokio::net::TcpStream::connect(worker.addr()).await;
+    assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    until("it listens", async || tokio::net::TcpStream::connect(worker.addr()).await.is_ok()).await;
     assert_eq!(get(&worker, "/ready").await.status, 503);
     assert_eq!(get(&worker, "/health").await.status, 503);
     assert_eq!(ask(&worker, chat(2)).await.status, 200);
@@ -131,7 +149,7 @@ async fn a_worker_that_starts_answers_the_probes_with_503() {
 }
 
 #[tokio::test]
-async fn a_draining_worker_still_serves_and_then_ends() {
+async fn fact_48_a_draining_worker_still_serves_and_then_ends() {
     let mut worker = worker(|config| config.speed = 20.0).await;
     let stream = long_stream(&worker).await;
     worker.drain();
@@ -143,7 +161,7 @@ async fn a_draining_worker_still_serves_and_then_ends() {
 }
 
 #[tokio::test]
-async fn the_keys_stand_in_the_server_info() {
+async fn fact_51_the_keys_stand_in_the_server_info() {
     let worker = worker(|config| {
         config.api_key = Some("sk-user".to_owned());
         config.admin_api_key = Some("sk-admin".to_owned());
@@ -153,7 +171,7 @@ async fn the_keys_stand_in_the_server_info() {
     let info = post_with(&worker, "/ping", &[], json!({})).await;
     assert_eq!(info.status, 401);
     let headers = [("Authorization", "Bearer sk-user")];
-    let info = crate::client::send(worker.addr(), "GET", "/server_info", &headers, b"").await.json();
+    let info = send(worker.addr(), "GET", "/server_info", &headers, b"").await.json();
     assert_eq!((&info["api_key"], &info["admin_api_key"]), (&json!("sk-user"), &json!("sk-admin")));
     assert_eq!(
         (&info["version"], &info["frontend"], &info["dp_size"]),
@@ -166,7 +184,7 @@ async fn the_keys_stand_in_the_server_info() {
 }
 
 #[tokio::test]
-async fn with_only_an_admin_key_the_ordinary_routes_are_open() {
+async fn fact_50_with_only_an_admin_key_the_ordinary_routes_are_open() {
     let worker = worker(|config| config.admin_api_key = Some("sk-admin".to_owned())).await;
     assert_eq!(ask(&worker, chat(2)).await.status, 200);
     assert_eq!(get(&worker, "/server_info").await.json()["admin_api_key"], "sk-admin");
@@ -174,17 +192,20 @@ async fn with_only_an_admin_key_the_ordinary_routes_are_open() {
 }
 
 #[tokio::test]
-async fn a_compressed_body_is_refused() {
+async fn fact_44_a_compressed_body_is_refused() {
     let worker = worker(|_| ()).await;
     let gzip = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0];
     let headers = [("Content-Type", "application/json"), ("Content-Encoding", "gzip")];
-    let answer = crate::client::send(worker.addr(), "POST", "/v1/chat/completions", &headers, &gzip).await;
+    let answer = send(worker.addr(), "POST", "/v1/chat/completions", &headers, &gzip).await;
     assert_eq!(answer.status, 400);
     assert!(answer.message().contains("str is not valid UTF-8: surrogates not allowed"));
 }
 
 #[tokio::test]
-async fn the_rank_header_is_for_the_openai_endpoints() {
+async fn fact_45_the_rank_header_is_for_the_openai_endpoints() {
+    let reporting = worker(|config| config.enable_cache_report = true).await;
+    check(&reporting, "chat_dp_rank_header", &[]).await;
+    check(&reporting, "chat_dp_rank_header_bad", &[]).await;
     let worker = worker(|config| config.dp_size = 2).await;
     let headers = [("X-Data-Parallel-Rank", "1")];
     for _ in 0..2 {
@@ -266,53 +287,6 @@ async fn a_killed_worker_cuts_everything_at_once() {
 }
 
 #[tokio::test]
-async fn faults_happen_on_demand() {
-    let worker = worker(|_| ()).await;
-    worker.faults().add(Fault::once(FaultKind::Status(500, None)));
-    assert_eq!(ask(&worker, chat(2)).await.status, 500);
-    worker.faults().add(Fault::once(FaultKind::ErrorEvent(503, "busy".to_owned())));
-    let event = ask(&worker, with(chat(2), "stream", json!(true))).await;
-    assert_eq!((event.status, &event.json_events()[0]["error"]["message"]), (200, &json!("busy")));
-    worker.faults().add(Fault::once(FaultKind::CutAfterBytes(0)));
-    assert_eq!(ask(&worker, chat(2)).await.status, 0);
-    worker.faults().add(Fault::once(FaultKind::CutAfterBytes(300)));
-    let cut = ask(&worker, with(chat(9), "stream", json!(true))).await;
-    assert!(!cut.complete && cut.body.len() == 300, "{} {}", cut.complete, cut.body.len());
-    assert_eq!(ask(&worker, chat(2)).await.status, 200, "each fault hit once");
-    // Over HTTP, and for one path.
-    let fault = json!({"kind": "status", "status": 429, "path": "/v1/loads"});
-    assert_eq!(post(&worker, "/_sim/fault", fault).await.status, 200);
-    assert_eq!((get(&worker, "/v1/loads").await.status, ask(&worker, chat(2)).await.status), (429, 200));
-    crate::client::send(worker.addr(), "DELETE", "/_sim/fault", &[], b"").await;
-    assert_eq!(get(&worker, "/v1/loads").await.status, 200);
-    assert_eq!(post(&worker, "/_sim/fault", json!({"kind": "nonsense"})).await.status, 400);
-    post(&worker, "/_sim/fault", json!({"kind": "crash"})).await;
-    worker.died().await;
-}
-
-#[tokio::test]
-async fn a_hanging_worker_answers_nothing() {
-    let worker = worker(|_| ()).await;
-    worker.faults().add(Fault::once(FaultKind::Hang));
-    let hung = tokio::time::timeout(Duration::from_millis(200), ask(&worker, chat(2))).await;
-    assert!(hung.is_err());
-}
-
-#[tokio::test]
-async fn a_wedged_worker_looks_healthy() {
-    let worker = worker(|_| ()).await;
-    post(&worker, "/_sim/fault", json!({"kind": "wedge"})).await;
-    let mut stuck = Connection::open(worker.addr()).await;
-    stuck.post("/v1/chat/completions", &chat(2)).await;
-    until("it waits", async || worker.engine_requests() == 1).await;
-    assert_eq!((get(&worker, "/health").await.status, get(&worker, "/ready").await.status), (200, 200));
-    let load = get(&worker, "/v1/loads").await.json()["loads"][0].clone();
-    assert_eq!((&load["num_running_reqs"], &load["num_waiting_reqs"]), (&json!(0), &json!(1)));
-    post(&worker, "/_sim/fault", json!({"kind": "unwedge"})).await;
-    stuck.read_until("chat.completion").await;
-}
-
-#[tokio::test]
 async fn a_paused_worker_is_not_ready() {
     let worker = worker(|_| ()).await;
     assert_eq!(post(&worker, "/pause_generation", json!({})).await.status, 200);
@@ -332,4 +306,141 @@ async fn a_fleet_answers_alike() {
     texts.dedup();
     assert_eq!(texts.len(), 1);
     fleet.shutdown().await;
+}
+
+#[tokio::test]
+async fn fact_36_an_unknown_model_is_served_and_echoed() {
+    let worker = worker(|config| (config.reasoning, config.enable_cache_report) = (true, true)).await;
+    check(&worker, "chat_unknown_model", &[]).await;
+    assert_eq!(ask(&worker, with(chat(2), "model", json!("any/thing"))).await.json()["model"], "any/thing");
+}
+
+#[tokio::test]
+async fn fact_37_unknown_fields_are_ignored() {
+    let worker = worker(|config| (config.reasoning, config.enable_cache_report) = (true, true)).await;
+    check(&worker, "chat_unknown_fields", &[]).await;
+    let nvext = json!({"session_control": {"session_id": "s", "action": "open"}});
+    assert_eq!(ask(&worker, with(chat(2), "nvext", nvext)).await.status, 200);
+}
+
+#[tokio::test]
+async fn fact_38_a_bad_request_is_400_in_the_flat_envelope() {
+    let worker = worker(|_| ()).await;
+    for name in [
+        "chat_bad_content_type",
+        "chat_bad_json",
+        "chat_truncated_json",
+        "chat_array_body",
+        "chat_empty_body",
+        "chat_missing_messages",
+        "chat_empty_messages",
+        "chat_bad_messages_type",
+        "chat_max_tokens_over",
+        "completions_missing_prompt",
+    ] {
+        check(&worker, name, &[]).await;
+    }
+}
+
+#[tokio::test]
+async fn fact_41_the_wait_for_the_next_request_is_five_seconds() {
+    assert!((turnstile_sim::SimConfig::default().keep_alive_s - 5.0).abs() < f64::EPSILON);
+}
+
+#[tokio::test]
+async fn fact_50_keys_open_what_they_are_for() {
+    let worker = worker(|config| {
+        config.api_key = Some("sk-user".to_owned());
+        config.admin_api_key = Some("sk-admin".to_owned());
+        config.enable_streaming_session = true;
+        config.enable_metrics = true;
+    })
+    .await;
+    for name in [
+        "adminkey_chat",
+        "adminkey_flush",
+        "adminkey_open_session",
+        "badauth_chat",
+        "noauth_chat",
+        "noauth_health",
+        "noauth_models",
+        "noauth_options",
+        "noauth_ping",
+        "noauth_ready",
+        "noauth_unknown",
+        "noauth_v1_loads",
+        "userkey_abort",
+        "userkey_flush",
+        "userkey_open_session",
+    ] {
+        check(&worker, &format!("auth_{name}"), &[]).await;
+    }
+    assert_eq!(get(&worker, "/metrics").await.status, 200);
+    assert_eq!(get(&worker, "/v1/chat/completions").await.json(), json!({"error": "Unauthorized"}));
+}
+
+#[tokio::test]
+async fn fact_52_loads_and_the_old_load() {
+    let new = worker(|_| ()).await;
+    for name in ["get_load", "v1_loads_bad_section", "v1_loads_bad_rank", "v1_loads_core"] {
+        check(&new, name, &[]).await;
+    }
+    let old = worker(|config| {
+        config.release = Release::V0_5_11;
+        config.enable_session_radix_cache = true;
+        config.dp_size = 2;
+    })
+    .await;
+    let load = get(&old, "/get_load").await;
+    let keys: Vec<String> = load.json()[0].as_object().unwrap().keys().cloned().collect();
+    assert_eq!(keys, ["dp_rank", "num_reqs", "num_waiting_reqs", "num_tokens", "num_pending_tokens", "ts_tic"]);
+    assert_eq!((load.status, load.json().as_array().map(Vec::len)), (200, Some(2)));
+    assert_eq!(get(&old, "/ready").await.status, 404);
+    assert_eq!(get(&old, "/server_info").await.json()["version"], "0.5.11");
+    assert_eq!(ask(&old, with(chat(2), "session_id", json!("s"))).await.status, 200);
+    assert_eq!(get(&old, "/_sim/state").await.json()["tags"], 0, "the field does not exist yet");
+}
+
+#[tokio::test]
+async fn fact_53_an_abort_is_200_for_any_rid() {
+    let worker = worker(|_| ()).await;
+    check(&worker, "abort_unknown_rid", &[]).await;
+    check(&worker, "abort_empty", &[]).await;
+}
+
+#[tokio::test]
+async fn fact_54_metrics_are_off_unless_enabled_and_stale_between_batches() {
+    let off = worker(|_| ()).await;
+    check(&off, "metrics_disabled", &[]).await;
+    let worker = worker(|config| {
+        config.enable_metrics = true;
+        config.enable_streaming_session = true;
+    })
+    .await;
+    let gauge = async |name: &str| {
+        let answer = get(&worker, "/metrics").await;
+        assert_eq!(answer.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+        let text = answer.text();
+        let line = text.lines().find(|line| line.starts_with(&format!("sglang:{name}{{")));
+        let line = line.unwrap_or_else(|| panic!("{name}: {text}"));
+        assert!(line.contains("model_name=\"tiny\"") && line.contains("priority=\"\""), "{line}");
+        line.rsplit(' ').next().unwrap().to_owned()
+    };
+    assert_eq!(
+        (gauge("max_total_num_tokens").await.as_str(), gauge("num_running_reqs").await.as_str()),
+        ("20000.0", "0.0")
+    );
+    assert_eq!(ask(&worker, chat(5)).await.status, 200);
+    assert_eq!(gauge("num_running_reqs").await, "1.0", "as it was when the batch began, though nothing runs now");
+    let load = get(&worker, "/v1/loads").await.json()["loads"][0].clone();
+    assert_eq!(load["num_running_reqs"], 0, "which the loads know");
+    // A pool that is stuck looks empty here.
+    post(&worker, "/_sim/fault", json!({"kind": "wedge"})).await;
+    let mut stuck = Connection::open(worker.addr()).await;
+    stuck.post("/v1/chat/completions", &chat(2)).await;
+    until("it waits", async || worker.engine_requests() == 1).await;
+    assert_eq!(gauge("num_queue_reqs").await, "0.0");
+    assert_eq!(get(&worker, "/v1/loads").await.json()["loads"][0]["num_waiting_reqs"], 1);
+    post(&worker, "/open_session", json!({"capacity_of_str_len": 1, "streaming": true})).await;
+    assert_eq!(gauge("num_streaming_sessions").await, "0.0");
 }

@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod client;
+mod faults;
 mod fixture;
 mod http;
+mod list;
 mod overload;
 mod recorded;
 mod sessions;

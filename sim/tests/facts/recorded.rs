@@ -3,13 +3,13 @@
 use crate::{fixture::Fixture, worker};
 use turnstile_sim::{SimConfig, SimWorker};
 
-async fn check(worker: &SimWorker, name: &str, except: &[&str]) {
+pub async fn check(worker: &SimWorker, name: &str, except: &[&str]) {
     let fixture = Fixture::read(name);
     fixture.compare(&fixture.ask(worker).await, except);
 }
 
 /// Asks twice, so that the second answer finds the prompt cached.
-async fn check_cached(worker: &SimWorker, name: &str, except: &[&str]) {
+pub async fn check_cached(worker: &SimWorker, name: &str, except: &[&str]) {
     let fixture = Fixture::read(name);
     fixture.ask(worker).await;
     fixture.compare(&fixture.ask(worker).await, except);

@@ -1,17 +1,18 @@
 //! Streaming and non-streaming sessions on `/generate`.
 
 use crate::{
-    client::{Answer, Connection, get, post},
+    client::{Answer, Connection, get, post, post_with, send},
+    recorded::{check, check_cached},
     until, worker,
 };
 use serde_json::{Value, json};
-use turnstile_sim::{SimConfig, SimWorker};
+use turnstile_sim::{Frontend, SimConfig, SimWorker};
 
 fn streaming(config: &mut SimConfig) {
     config.enable_streaming_session = true;
     config.max_running_requests = 8;
-    // Slow enough that a turn of 3500 tokens, 1.1 s, is still running when the next request comes.
-    config.speed = 20.0;
+    // Slow enough that a turn of 3500 tokens, 4.4 s, is still running when the next request comes, also on a busy machine.
+    config.speed = 5.0;
 }
 
 async fn open(worker: &SimWorker, id: &str) {
@@ -52,28 +53,153 @@ async fn long_turn(worker: &SimWorker, id: &str, text: &str, tokens: usize) -> C
 const ACTIVE: &str = "Streaming session already has an active request.";
 
 #[tokio::test]
-async fn a_turn_appends_to_everything_before() {
-    let worker = worker(streaming).await;
-    open(&worker, "s").await;
-    let first = generate(&worker, "s", "You are a helpful assistant.", 6).await;
-    let prompt = number(&first, "prompt_tokens");
-    assert_eq!(load(&worker).await["num_used_tokens"], prompt + 5, "the idle session holds all but the last token");
-    let second = generate(&worker, "s", " Now compare.", 6).await;
-    assert!(number(&second, "prompt_tokens") > prompt + 6);
-    assert_eq!(number(&second, "cached_tokens"), prompt + 6 - 1);
-    let context = number(&second, "prompt_tokens") + 6;
-    // The whole history sent again is appended, not matched.
-    let third = generate(&worker, "s", "You are a helpful assistant. Now compare. And again", 6).await;
-    assert!(number(&third, "prompt_tokens") > context + 10);
-    assert_eq!(number(&third, "cached_tokens"), context - 1);
-    // Nothing new at all is allowed.
-    let body = json!({"input_ids": [], "sampling_params": {"max_new_tokens": 2}, "session_params": {"id": "s"}});
-    let fourth = post(&worker, "/generate", body).await;
-    assert_eq!(number(&fourth, "prompt_tokens"), number(&third, "prompt_tokens") + 6);
+async fn fact_01_an_open_answers_with_the_id_as_a_bare_text() {
+    let worker = worker(|_| ()).await;
+    check(&worker, "open_session_named", &[]).await;
+    let body = json!({"capacity_of_str_len": 1, "session_id": "s \"1\""});
+    assert_eq!(post(&worker, "/open_session", body).await.text(), "\"s \\\"1\\\"\"");
 }
 
 #[tokio::test]
-async fn what_a_streaming_session_cannot_do_is_refused() {
+async fn fact_02_an_id_is_made_up_of_32_hex_digits() {
+    let worker = worker(|_| ()).await;
+    check(&worker, "open_session_minimal", &[]).await;
+    let open = async || post(&worker, "/open_session", json!({"capacity_of_str_len": 1})).await.json();
+    let (one, other) = (open().await, open().await);
+    assert!(
+        one.as_str().is_some_and(|id| id.len() == 32 && id.chars().all(|digit| digit.is_ascii_hexdigit())),
+        "{one}"
+    );
+    assert_ne!(one, other);
+}
+
+#[tokio::test]
+async fn fact_03_an_open_without_a_capacity_is_refused() {
+    let worker = worker(|_| ()).await;
+    check(&worker, "open_session_missing_capacity", &[]).await;
+    check(&worker, "open_session_bad_type", &[]).await;
+}
+
+#[tokio::test]
+async fn fact_04_an_id_that_is_open_or_closing_is_refused() {
+    let worker = worker(streaming).await;
+    check(&worker, "open_session_named", &[]).await;
+    check(&worker, "open_session_duplicate", &[]).await;
+    open(&worker, "s1").await;
+    let _turn = long_turn(&worker, "s1", "one", 3500).await;
+    post(&worker, "/close_session", json!({"session_id": "s1"})).await;
+    check(&worker, "open_session_while_closing", &[]).await;
+    // Of several opens at once one is served.
+    let body = || json!({"capacity_of_str_len": 1, "session_id": "same"});
+    let (a, b, c) = tokio::join!(
+        post(&worker, "/open_session", body()),
+        post(&worker, "/open_session", body()),
+        post(&worker, "/open_session", body())
+    );
+    let mut all = [a.status, b.status, c.status];
+    all.sort_unstable();
+    assert_eq!(all, [200, 400, 400]);
+}
+
+#[tokio::test]
+async fn fact_05_a_streaming_session_needs_the_flag() {
+    let worker = worker(|_| ()).await;
+    check(&worker, "open_streaming_when_disabled", &[]).await;
+    check(&worker, "open_plain_when_streaming_disabled", &[]).await;
+}
+
+#[tokio::test]
+async fn fact_06_unknown_keys_are_ignored_and_an_empty_id_is_an_id() {
+    let worker = worker(streaming).await;
+    check(&worker, "open_session_unknown_field", &[]).await;
+    check(&worker, "open_session_empty_id", &[]).await;
+    let body = json!({"capacity_of_str_len": 1, "session_id": ""});
+    assert_eq!(post(&worker, "/open_session", body).await.status, 400, "it is open");
+}
+
+#[tokio::test]
+async fn fact_07_a_close_is_200_and_empty_for_any_id() {
+    let worker = worker(|_| ()).await;
+    check(&worker, "close_session_ok", &[]).await;
+    check(&worker, "close_session_unknown", &[]).await;
+}
+
+#[tokio::test]
+async fn fact_08_a_close_without_an_id_is_refused() {
+    let worker = worker(|_| ()).await;
+    check(&worker, "close_session_missing_id", &[]).await;
+}
+
+#[tokio::test]
+async fn fact_09_a_get_with_a_body_opens_and_closes() {
+    let worker = worker(streaming).await;
+    check(&worker, "open_session_get_with_body", &[]).await;
+    let open = json!({"capacity_of_str_len": 1, "session_id": "g"}).to_string();
+    let close = json!({"session_id": "g"}).to_string();
+    for _ in 0..2 {
+        assert_eq!(send(worker.addr(), "GET", "/open_session", &[], open.as_bytes()).await.status, 200);
+        assert_eq!(send(worker.addr(), "GET", "/close_session", &[], close.as_bytes()).await.status, 200);
+    }
+}
+
+/// What a turn in session `s1` looks like depends on what was before it, like everything recorded about it.
+#[tokio::test]
+async fn fact_10_a_turn_counts_everything_before_it() {
+    let worker = worker(streaming).await;
+    open(&worker, "s1").await;
+    for name in ["session_turn1", "session_turn2_delta"] {
+        check(&worker, name, &["cached_tokens_details"]).await;
+    }
+    open(&worker, "s").await;
+    let first = generate(&worker, "s", "You are a helpful assistant.", 6).await;
+    let prompt = number(&first, "prompt_tokens");
+    let used = load(&worker).await["num_used_tokens"].as_u64().unwrap();
+    post(&worker, "/close_session", json!({"session_id": "s1"})).await;
+    assert_eq!(load(&worker).await["num_used_tokens"], prompt + 5, "the idle session holds all but the last token");
+    assert!(used > prompt + 5, "and the other one held its own");
+    let delta = number(&generate_alone(&worker, " Now compare.", 6).await, "prompt_tokens");
+    let second = generate(&worker, "s", " Now compare.", 6).await;
+    assert_eq!(number(&second, "prompt_tokens"), prompt + 6 + delta);
+    // Nothing new at all is allowed.
+    let body = json!({"input_ids": [], "sampling_params": {"max_new_tokens": 2}, "session_params": {"id": "s"}});
+    let third = post(&worker, "/generate", body).await;
+    assert_eq!(number(&third, "prompt_tokens"), number(&second, "prompt_tokens") + 6);
+}
+
+async fn generate_alone(worker: &SimWorker, text: &str, tokens: usize) -> Answer {
+    let body = json!({"text": text, "sampling_params": {"max_new_tokens": tokens, "ignore_eos": true}});
+    post(worker, "/generate", body).await
+}
+
+#[tokio::test]
+async fn fact_11_all_but_the_last_token_of_the_context_is_cached() {
+    let worker = worker(streaming).await;
+    open(&worker, "s").await;
+    let mut context = 0;
+    for turn in 0..4 {
+        let answer = generate(&worker, "s", " Now compare.", 6).await;
+        if turn > 0 {
+            assert_eq!(number(&answer, "cached_tokens"), context - 1);
+        }
+        context = number(&answer, "prompt_tokens") + 6;
+    }
+}
+
+#[tokio::test]
+async fn fact_12_a_full_history_is_appended() {
+    let worker = worker(streaming).await;
+    open(&worker, "s1").await;
+    for name in ["session_turn1", "session_turn2_delta", "session_turn3_full_history"] {
+        check(&worker, name, &["cached_tokens_details"]).await;
+    }
+    open(&worker, "s").await;
+    let first = number(&generate(&worker, "s", "You are a helpful assistant.", 6).await, "prompt_tokens");
+    let again = generate(&worker, "s", "You are a helpful assistant.", 6).await;
+    assert_eq!(number(&again, "prompt_tokens"), 2 * first + 6);
+}
+
+#[tokio::test]
+async fn fact_14_what_a_streaming_session_cannot_do_is_refused() {
     let worker = worker(streaming).await;
     open(&worker, "s").await;
     for (field, value, message) in [
@@ -91,14 +217,42 @@ async fn what_a_streaming_session_cannot_do_is_refused() {
         body["session_params"][field] = value;
         assert_eq!(post(&worker, "/generate", body).await.status, 200);
     }
-    let mut body = turn("s", " x", 6);
-    body["session_params"]["bogus"] = json!(1);
-    let answer = post(&worker, "/generate", body).await;
-    assert_eq!((answer.status, answer.text().as_str()), (500, "Internal Server Error"));
+    open(&worker, "s1").await;
+    for name in [
+        "session_streaming_replace",
+        "session_streaming_offset",
+        "session_streaming_drop",
+        "session_streaming_offset0",
+        "session_streaming_rid",
+    ] {
+        check(&worker, name, &["cached_tokens_details"]).await;
+    }
 }
 
 #[tokio::test]
-async fn a_second_turn_in_flight_is_refused_and_does_no_harm_alone() {
+async fn fact_15_an_unknown_key_of_a_session_breaks_the_handler() {
+    let worker = worker(streaming).await;
+    open(&worker, "s1").await;
+    check(&worker, "session_streaming_badfield", &[]).await;
+    assert_eq!(generate(&worker, "s1", "x", 2).await.status, 200, "and does no harm");
+}
+
+#[tokio::test]
+async fn fact_16_an_unknown_session_is_named() {
+    let worker = worker(streaming).await;
+    check(&worker, "session_unknown_id", &[]).await;
+    check(&worker, "session_unknown_id_stream", &["cached_tokens_details"]).await;
+    open(&worker, "s1").await;
+    post(&worker, "/close_session", json!({"session_id": "s1"})).await;
+    check(&worker, "session_turn_after_close", &[]).await;
+}
+
+#[tokio::test]
+async fn fact_13_a_second_turn_in_flight_is_refused_and_does_no_harm_alone() {
+    let recorded = worker(streaming).await;
+    open(&recorded, "s1").await;
+    let _running = long_turn(&recorded, "s1", "one", 3500).await;
+    check(&recorded, "session_concurrent_turn", &[]).await;
     let worker = worker(streaming).await;
     open(&worker, "s").await;
     let first = long_turn(&worker, "s", "one", 3500).await;
@@ -111,7 +265,7 @@ async fn a_second_turn_in_flight_is_refused_and_does_no_harm_alone() {
 }
 
 #[tokio::test]
-async fn a_third_turn_after_a_refused_one_ends_the_worker() {
+async fn fact_13_a_third_turn_after_a_refused_one_ends_the_worker() {
     let worker = worker(streaming).await;
     open(&worker, "s").await;
     let other = Connection::open(worker.addr()).await;
@@ -126,12 +280,19 @@ async fn a_third_turn_after_a_refused_one_ends_the_worker() {
 }
 
 #[tokio::test]
-async fn a_close_after_a_refused_turn_ends_the_worker() {
-    let worker = worker(streaming).await;
+async fn fact_13_a_close_after_a_refused_turn_ends_the_worker() {
+    // So slow that the turn, of 22 s, is still running whatever else this machine does.
+    let worker = worker(|config| {
+        streaming(config);
+        config.speed = 1.0;
+    })
+    .await;
     open(&worker, "s").await;
     let first = long_turn(&worker, "s", "one", 3500).await;
     assert_eq!(generate(&worker, "s", " two", 6).await.status, 400);
     assert_eq!(post(&worker, "/close_session", json!({"session_id": "s"})).await.status, 200);
+    assert!(worker.is_alive(), "the damage shows when the turn ends");
+    post(&worker, "/abort_request", json!({"abort_all": true})).await;
     assert!(!crate::client::parse(&first.read_to_end().await).complete);
     worker.died().await;
 }
@@ -154,7 +315,7 @@ async fn without_crash_mode_the_hazards_are_counted_instead() {
 }
 
 #[tokio::test]
-async fn an_aborted_turn_is_forgotten_and_its_kv_no_longer_held() {
+async fn fact_19_an_aborted_turn_is_forgotten_and_its_kv_no_longer_held() {
     let worker = worker(streaming).await;
     open(&worker, "s").await;
     let first = generate(&worker, "s", "You are a helpful assistant.", 6).await;
@@ -183,8 +344,13 @@ async fn abort_by_rid_answers_with_what_there_is() {
 }
 
 #[tokio::test]
-async fn a_close_in_flight_waits_for_the_turn() {
+async fn fact_18_a_close_in_flight_waits_for_the_turn() {
     let worker = worker(streaming).await;
+    open(&worker, "s1").await;
+    let other = long_turn(&worker, "s1", "one", 3500).await;
+    post(&worker, "/close_session", json!({"session_id": "s1"})).await;
+    check(&worker, "session_turn_after_deferred_close", &[]).await;
+    drop(other);
     open(&worker, "s").await;
     let first = long_turn(&worker, "s", "one", 3500).await;
     assert_eq!(post(&worker, "/close_session", json!({"session_id": "s"})).await.status, 200);
@@ -197,16 +363,15 @@ async fn a_close_in_flight_waits_for_the_turn() {
 }
 
 #[tokio::test]
-async fn the_idle_timeout_counts_from_the_admission() {
-    // A second is a tenth of one here, so that turns take longer than the clock's grain.
+async fn fact_17_the_idle_timeout_counts_from_the_admission() {
     let worker = worker(|config| {
         streaming(config);
-        config.speed = 100.0;
+        config.speed = 4.0;
     })
     .await;
-    open_for(&worker, "s", json!(1)).await;
-    // 600 tokens take about 3.8 seconds of the worker's time.
-    assert_eq!(generate(&worker, "s", "one", 600).await.status, 200);
+    open_for(&worker, "s", json!(6)).await;
+    // 1200 tokens take about 7.6 seconds of the worker's time.
+    assert_eq!(generate(&worker, "s", "one", 1200).await.status, 200);
     let next = generate(&worker, "s", " two", 6).await.message();
     assert!(
         ["close was requested for session s", "session id s does not exist"].iter().any(|end| next.ends_with(end)),
@@ -220,7 +385,7 @@ async fn the_idle_timeout_counts_from_the_admission() {
 }
 
 #[tokio::test]
-async fn idle_sessions_hold_rows() {
+async fn fact_20_idle_sessions_hold_rows() {
     let worker = worker(|config| {
         streaming(config);
         config.max_running_requests = 2;
@@ -240,7 +405,7 @@ async fn idle_sessions_hold_rows() {
 }
 
 #[tokio::test]
-async fn held_tokens_block_others_until_a_close() {
+async fn fact_20_held_tokens_block_others_until_a_close() {
     let worker = worker(|config| {
         streaming(config);
         config.max_total_tokens = 2000;
@@ -262,7 +427,7 @@ async fn held_tokens_block_others_until_a_close() {
 }
 
 #[tokio::test]
-async fn a_context_over_the_limit_is_refused_and_the_session_goes_on() {
+async fn fact_72_a_session_cuts_its_output_to_the_window_and_refuses_a_longer_input() {
     let worker = worker(streaming).await;
     open(&worker, "s").await;
     let ids = |count: usize| vec![66; count];
@@ -306,7 +471,7 @@ async fn a_plain_session_is_a_tree_of_turns() {
 }
 
 #[tokio::test]
-async fn each_rank_has_its_own_session() {
+async fn fact_24_each_rank_has_its_own_session() {
     let worker = worker(|config| {
         streaming(config);
         config.dp_size = 2;
@@ -328,4 +493,93 @@ async fn each_rank_has_its_own_session() {
     for _ in 0..2 {
         assert_eq!(generate(&worker, "s", " turn", 4).await.status, 400);
     }
+}
+
+#[tokio::test]
+async fn fact_17_without_a_timeout_a_session_stays() {
+    let worker = worker(|config| {
+        streaming(config);
+        config.speed = 10_000.0;
+    })
+    .await;
+    open(&worker, "s").await;
+    open_for(&worker, "clock", json!(3600)).await;
+    until("an hour has passed", async || {
+        generate(&worker, "clock", "x", 1).await;
+        tokio::time::sleep(std::time::Duration::from_millis(400)).await;
+        generate(&worker, "clock", "x", 1).await.status == 400
+    })
+    .await;
+    assert_eq!(generate(&worker, "s", "x", 2).await.status, 200);
+}
+
+#[tokio::test]
+async fn fact_21_a_tag_and_a_session_exclude_each_other() {
+    let worker = worker(streaming).await;
+    check(&worker, "session_id_and_params", &[]).await;
+}
+
+#[tokio::test]
+async fn fact_22_session_params_are_nothing_to_chat_and_completions() {
+    let worker = worker(|config| {
+        streaming(config);
+        config.enable_cache_report = true;
+    })
+    .await;
+    check_cached(&worker, "completions_session_params_ignored", &[]).await;
+    for params in [json!({"id": "never opened"}), json!({"bogus": 1}), json!({}), json!({"id": "s", "replace": true})] {
+        let chat = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "session_params": params});
+        assert_eq!(post(&worker, "/v1/chat/completions", chat).await.status, 200, "{params}");
+        let completion = json!({"model": "tiny", "prompt": "hi", "session_params": params});
+        assert_eq!(post(&worker, "/v1/completions", completion).await.status, 200, "{params}");
+    }
+    assert_eq!(get(&worker, "/_sim/state").await.json()["sessions"], 0);
+}
+
+#[tokio::test]
+async fn fact_23_a_session_id_on_chat_changes_no_output() {
+    for tags in [false, true] {
+        let worker = worker(|config| {
+            config.enable_session_radix_cache = tags;
+            config.enable_cache_report = true;
+            config.reasoning = true;
+        })
+        .await;
+        check(&worker, "chat_session_id", &[]).await;
+        let chat = |more: Value| {
+            let mut body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]});
+            body["session_id"] = more;
+            body
+        };
+        let plain = post(&worker, "/v1/chat/completions", chat(Value::Null)).await.json();
+        let tagged = post(&worker, "/v1/chat/completions", chat(json!("another"))).await.json();
+        assert_eq!(plain["choices"][0]["message"], tagged["choices"][0]["message"]);
+        assert_eq!(get(&worker, "/_sim/state").await.json()["tags"], if tags { 2 } else { 0 });
+    }
+}
+
+#[tokio::test]
+async fn fact_25_the_rust_frontend_has_no_sessions_and_fewer_routes() {
+    let worker = worker(|config| {
+        config.frontend = Frontend::Rust;
+        config.enable_streaming_session = true;
+    })
+    .await;
+    for name in ["open", "open_dup", "close", "close_unknown", "gen_session_unknown", "chat_session_params_unknown"] {
+        check(&worker, &format!("rust_{name}"), &[]).await;
+    }
+    for name in ["ready", "ping", "root", "responses", "messages", "embeddings", "rerank", "score", "pause", "get_load"]
+    {
+        check(&worker, &format!("rust_{name}"), &[]).await;
+    }
+    for name in ["chat", "chat_session_id", "chat_unknown_field", "chat_unknown_model", "dp_header_bad", "models"] {
+        check(&worker, &format!("rust_{name}"), &[]).await;
+    }
+    for name in ["unknown", "wrong_method", "abort", "flush", "loads_bad"] {
+        check(&worker, &format!("rust_{name}"), &[]).await;
+    }
+    assert_eq!(get(&worker, "/server_info").await.json()["frontend"], "rust");
+    let headers = [("X-Data-Parallel-Rank", "7")];
+    let chat = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]});
+    assert_eq!(post_with(&worker, "/v1/chat/completions", &headers, chat).await.status, 200);
 }

@@ -21,14 +21,14 @@ fn small(config: &mut SimConfig) {
 }
 
 #[tokio::test]
-async fn at_most_all_but_one_token_are_reused() {
+async fn fact_70_at_most_all_but_one_token_are_reused() {
     let worker = worker(|_| ()).await;
     assert_eq!(use_prompt(&worker, 0, json!({})).await, 0);
     assert_eq!(use_prompt(&worker, 0, json!({})).await, 499);
 }
 
 #[tokio::test]
-async fn only_whole_pages_are_reused() {
+async fn fact_70_only_whole_pages_are_reused() {
     let worker = worker(|config| config.page_size = 16).await;
     use_prompt(&worker, 0, json!({})).await;
     assert_eq!(use_prompt(&worker, 0, json!({})).await, 496);

@@ -1,7 +1,7 @@
 //! Speculative prefill: the next turn is warmed where this one ran, and never in its way.
 
 use serde_json::{Value, json};
-use turnstile_sim::{Fault, FaultKind, Recorded, SimConfig, SimWorker};
+use turnstile_sim::{Fault, FaultKind, Place, Recorded, SimConfig, SimWorker};
 use turnstile_tests::harness::{Answer, CHAT, Request, Rig, Setup, WorkerExt, until};
 
 fn thinking(config: &mut SimConfig) {
@@ -163,7 +163,7 @@ async fn an_aborted_turn_is_not_followed_by_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_that_broke_off_is_not_followed_by_one() {
     let rig = setup().start().await;
-    rig.worker().faults().add(Fault::once(FaultKind::CutAfterBytes(700)));
+    rig.worker().faults().add(Fault::once(FaultKind::Cut(Place::Body(700))));
     let mut body = turn("s", &user("Hello"));
     body["stream"] = json!(true);
     let answer = rig.post(CHAT, &body).await;

@@ -1,7 +1,7 @@
 //! Trying another worker while nothing has reached the client, and never after.
 
 use serde_json::json;
-use turnstile_sim::{Fault, FaultKind, SimWorker};
+use turnstile_sim::{Fault, FaultKind, Place, SimWorker};
 use turnstile_tests::harness::{CHAT, Request, Rig, Scripted, Setup, WorkerExt, chat, chat_stream};
 
 /// Two workers whose health is known once and not looked at again, so that only the turn itself finds the fault.
@@ -45,7 +45,7 @@ async fn a_worker_that_fails_before_the_first_byte_is_replaced() {
     assert_other_serves(FaultKind::Status(500, None), "status_5xx").await;
     assert_other_serves(FaultKind::Status(503, None), "overloaded").await;
     assert_other_serves(FaultKind::Status(429, None), "overloaded").await;
-    assert_other_serves(FaultKind::CutAfterBytes(0), "broken").await;
+    assert_other_serves(FaultKind::Cut(Place::Head), "broken").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,7 +104,7 @@ async fn what_is_wrong_with_the_request_is_not_tried_elsewhere() {
 async fn nothing_is_tried_again_once_a_byte_has_reached_the_client() {
     let rig = setup().start().await;
     let (bound, other) = bind(&rig).await;
-    bound.faults().add(Fault::once(FaultKind::CutAfterBytes(600)));
+    bound.faults().add(Fault::once(FaultKind::Cut(Place::Body(600))));
     let answer = rig.send(&turn(true).header("x-request-id", "cut")).await;
     assert_eq!((answer.status, answer.complete), (200, false), "{}", answer.text());
     assert!(answer.text().starts_with("data: "));
@@ -118,7 +118,7 @@ async fn nothing_is_tried_again_once_a_byte_has_reached_the_client() {
 async fn a_whole_answer_that_breaks_off_is_tried_again() {
     let rig = setup().start().await;
     let (bound, other) = bind(&rig).await;
-    bound.faults().add(Fault::once(FaultKind::CutAfterBytes(50)));
+    bound.faults().add(Fault::once(FaultKind::Cut(Place::Body(50))));
     let answer = rig.send(&turn(false)).await;
     assert_eq!((answer.status, answer.complete), (200, true), "{}", answer.text());
     assert_eq!(other.turns().len(), 1);

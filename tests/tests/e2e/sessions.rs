@@ -1,7 +1,7 @@
 //! Sessions of clients that send the whole history: binding, tags, and their end.
 
 use serde_json::{Value, json};
-use turnstile_sim::{Fault, FaultKind, SimWorker};
+use turnstile_sim::{Fault, FaultKind, Place, SimWorker};
 use turnstile_tests::harness::{Answer, CHAT, Request, Rig, Setup, WorkerExt, chat, chat_with, until};
 
 fn control(id: &str, action: Option<&str>) -> Value {
@@ -118,7 +118,7 @@ async fn a_close_is_sent_however_the_last_turn_ended() {
     assert_eq!(rig.send(&last(2)).await.status, 400);
     until_closed(rig.worker(), 2).await;
     ask(&rig, "[[sim:tokens=2]]", "s3", Some("open")).await;
-    rig.worker().faults().add(Fault::once(FaultKind::CutAfterBytes(300)));
+    rig.worker().faults().add(Fault::once(FaultKind::Cut(Place::Body(300))));
     assert!(!rig.send(&last(3)).await.complete);
     until_closed(rig.worker(), 3).await;
 }
