@@ -124,6 +124,8 @@ impl Admin {
                 gateway.metrics.worker.with_label_values(&[&*worker.id, field]).set(value);
             }
         }
+        let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        gateway.metrics.tasks.set(i64::try_from(tasks).unwrap_or(i64::MAX));
         let mut body = gateway.metrics.render();
         body.extend_from_slice(self.plugin_metrics().as_bytes());
         Answer { status: StatusCode::OK, content_type: "text/plain; version=0.0.4", body }

@@ -50,6 +50,8 @@ pub struct Described {
 pub struct Metrics {
     registry: Registry,
     described: Vec<Described>,
+    /// Tasks of the runtime.
+    pub tasks: IntGauge,
     /// Requests ended, by route, pool and status.
     pub requests: IntCounterVec,
     /// Requests in progress by route.
@@ -180,6 +182,7 @@ impl Metrics {
         b.note("turnstile_worker", "gauge", &["worker", "field"], worker_help);
         let worker = b.keep(GaugeVec::new(Opts::new("turnstile_worker", worker_help), &["worker", "field"]))?;
         Ok(Self {
+            tasks: b.gauge("turnstile_tasks", "Asynchronous tasks that are alive: connections, requests, and the gateway's own")?,
             requests: b.counter(
                 "turnstile_requests_total",
                 "Requests ended, by route, pool and HTTP status (499: the client left first)",
