@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 TURNSTILE := $(TARGET_DIR)/debug/turnstile
 
-.PHONY: help demo build test lint deny policies bench test-sglang docs setup fuzz
+.PHONY: help demo build test lint deny policies bench soak test-sglang docs setup fuzz
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,10 @@ fuzz: ## fuzz every target for FUZZ_SECONDS (60) each; FUZZ="body_scan config" p
 bench: setup ## CPU per request beside a plain pingora proxy (release build)
 	$(CARGO) build --release --locked -p turnstile -p turnstile-tests --bins
 	$(TARGET_DIR)/release/turnstile-bench $(BENCH_FLAGS)
+
+soak: setup ## 20 minutes (SOAK_MINUTES) of agents on failing workers; memory, files, tasks and sessions end where they began
+	$(CARGO) build --locked -p turnstile -p turnstile-tests --bins
+	$(TARGET_DIR)/debug/turnstile-soak
 
 test-sglang: build ## the same conversation against a real SGLang on CPU (downloads about 6 GB once)
 	tests/sglang/run.sh

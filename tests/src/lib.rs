@@ -1,5 +1,6 @@
-//! What the end-to-end tests, the demo and the benchmark share.
+//! What the end-to-end tests, the demo, the benchmark and the soak share.
 
 #![forbid(unsafe_code)]
 
 pub mod harness;
+pub mod process;

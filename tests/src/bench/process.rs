@@ -6,6 +6,8 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
+pub use turnstile_tests::process::resident_bytes;
+
 /// The longest wait for a child to be ready.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -99,17 +101,6 @@ pub fn cpu_ns(pid: u32) -> Result<u64, String> {
 /// CPU time of the calling thread, nanoseconds, exact to a tick (1 to 10 ms).
 pub fn own_cpu_ns() -> u64 {
     first_number(&std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default())
-}
-
-/// Resident memory of a process, bytes.
-///
-/// # Errors
-/// The process is gone.
-pub fn resident_bytes(pid: u32) -> Result<u64, String> {
-    let path = format!("/proc/{pid}/status");
-    let text = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.map(|line| first_number(line) * 1024).ok_or_else(|| format!("{path}: no VmRSS"))
 }
 
 fn first_number(text: &str) -> u64 {

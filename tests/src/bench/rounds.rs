@@ -1,6 +1,5 @@
 //! The rounds: the same requests to each proxy in turn, and the CPU time that each proxy spent on them.
 
-use crate::gateway::Gateway;
 use crate::load::Connections;
 use crate::process::{Role, cpu_ns, free_address, listens, resident_bytes};
 use crate::report::{Case, Figure};
@@ -10,6 +9,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
+use turnstile_tests::process::Gateway;
 
 /// Ports of the upstream: so many workers in one pool.
 const WORKERS: usize = 8;

@@ -3,8 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-#[path = "../demo/gateway.rs"]
-mod gateway;
 #[path = "../bench/load.rs"]
 mod load;
 #[path = "../bench/micro.rs"]

@@ -7,8 +7,6 @@
 mod account;
 #[path = "../demo/client.rs"]
 mod client;
-#[path = "../demo/gateway.rs"]
-mod gateway;
 #[path = "../demo/stage.rs"]
 mod stage;
 #[path = "../demo/story.rs"]

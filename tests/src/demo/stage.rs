@@ -2,7 +2,6 @@
 
 use crate::account::Record;
 use crate::client::{self, Answer, Stream, Turn};
-use crate::gateway::Gateway;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::future::Future;
@@ -10,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tempfile::TempDir;
 use turnstile_sim::{Recorded, SimConfig, SimWorker};
+use turnstile_tests::process::Gateway;
 
 /// Rows of each worker: few, so that a queue forms.
 pub const ROWS: usize = 2;

@@ -41,7 +41,15 @@ impl Gateway {
     /// # Errors
     /// It did not start; its log is part of the text.
     pub async fn start(config: &Path) -> Result<Self, String> {
-        let mut child = Command::new(binary()?)
+        Self::start_program(&binary()?, config).await
+    }
+
+    /// The same with another program that takes the gateway's arguments.
+    ///
+    /// # Errors
+    /// As with [`Gateway::start`].
+    pub async fn start_program(program: &Path, config: &Path) -> Result<Self, String> {
+        let mut child = Command::new(program)
             .arg("run")
             .arg("--config")
             .arg(config)
