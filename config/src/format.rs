@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 
 use crate::{
-    BuiltIn, ByteSize, HeaderName, PluginSource, WorkerUrl, admission::NONE, listener::OFF, plugin::NotAPluginSource,
+    BuiltIn, ByteSize, HeaderName, Network, PluginSource, WorkerUrl, admission::NONE, listener::OFF,
+    plugin::NotAPluginSource,
 };
 
 /// What is wrong with a text, and what was probably meant.
@@ -25,6 +26,7 @@ pub(crate) fn check(format: &str, text: &str) -> Result<(), Misfit> {
         }
         "worker-url" => text.parse::<WorkerUrl>().map(drop).map_err(|error| Misfit::new(error.to_string())),
         "header-name" => text.parse::<HeaderName>().map(drop).map_err(|error| Misfit::new(error.to_string())),
+        "network" => text.parse::<Network>().map(drop).map_err(|error| Misfit::new(error.to_string())),
         "byte-size" => text.parse::<ByteSize>().map(drop).map_err(|error| Misfit::new(error.to_string())),
         "priority-or-none" if text == NONE => Ok(()),
         "priority-or-none" => Err(Misfit::new("expected an integer or \"none\"")),

@@ -35,6 +35,7 @@ mod restart;
 mod schema;
 mod secret;
 mod session;
+mod steering;
 mod summary;
 mod upstream;
 
@@ -54,6 +55,9 @@ pub use restart::restart_needed;
 pub use schema::schema;
 pub use secret::{Secret, SecretError};
 pub use session::{Busy, IdHeaders, Sessions};
+pub use steering::{
+    Barred, Forwarded, ForwardedSend, Guarded, Namespace, Network, NotANetwork, Onward, PriorityMember, Steering,
+};
 pub use upstream::{Limits, Retry, Timeouts};
 
 /// The whole configuration of one gateway.
@@ -84,6 +88,11 @@ pub struct Config {
     pub routing: Routing,
     /// Agent sessions: their identity, their life, what they may hold on a worker.
     pub sessions: Sessions,
+    /// Request members and headers that would steer a worker or forge what the gateway says. `docs/steering.md` lists them
+    /// all.
+    pub steering: Steering,
+    /// The headers that tell a worker who its client is.
+    pub forwarded: Forwarded,
     /// Speculative prefill: warming a worker for the turn that is about to come.
     pub prefill: Prefill,
     /// How long everything may take.
@@ -111,6 +120,8 @@ impl Default for Config {
             admission: Admission::default(),
             routing: Routing::default(),
             sessions: Sessions::default(),
+            steering: Steering::default(),
+            forwarded: Forwarded::default(),
             prefill: Prefill::default(),
             timeouts: Timeouts::default(),
             limits: Limits::default(),

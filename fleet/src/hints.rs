@@ -72,32 +72,45 @@ pub struct Extension {
     pub hints: Hints,
     /// The session request.
     pub control: SessionControl,
+    /// The cache namespace in `nvext.cache_salt`.
+    pub cache_salt: Option<String>,
     /// Keys nobody knows.
     pub unknown: UnknownKeys,
     /// How many `x-dynamo-*` headers had a value that could not be read.
     pub malformed_headers: u32,
 }
 
-/// Reads `nvext` from a scanned body, then applies the headers. A session id may have `id_max_bytes` bytes.
+/// Reads `nvext` from a scanned body, then applies the headers. A session id may have `id_max_bytes` bytes. With
+/// `takes_priority` a top-level `priority` is the hint of that name.
 ///
 /// # Errors
 /// A known key has the wrong type or range; the error names it.
-pub fn parse(members: &Members, headers: &HeaderMap, id_max_bytes: usize) -> Result<Extension, BodyError> {
+pub fn parse(
+    members: &Members,
+    headers: &HeaderMap,
+    id_max_bytes: usize,
+    takes_priority: bool,
+) -> Result<Extension, BodyError> {
     let mut extension = Extension::default();
     if let Some(nvext) = members.value("nvext") {
         if nvext.len() > MAX_NVEXT_BYTES {
             return Err(BodyError::bad_member("nvext", &format!("must be at most {MAX_NVEXT_BYTES} bytes")));
         }
         let nvext = object(&nvext, "nvext")?;
-        extension.unknown.note(&nvext, "nvext", &["agent_hints", "session_control"]);
+        extension.unknown.note(&nvext, "nvext", &["agent_hints", "session_control", "cache_salt"]);
         if let Some(raw) = nvext.value("agent_hints") {
             extension.hints = agent_hints(&raw, &mut extension.unknown)?;
         }
         if let Some(raw) = nvext.value("session_control") {
             extension.control = session_control(&raw, &mut extension.unknown, id_max_bytes)?;
         }
+        if let Some(raw) = present(&nvext, "cache_salt") {
+            let salt = text_of(raw).ok_or_else(|| BodyError::bad_member("nvext.cache_salt", "must be a string"))?;
+            extension.cache_salt = Some(salt.into_owned());
+        }
     }
-    if let Some(priority) = integer::<i32>(members, "priority", "priority", "an integer", true)?
+    if takes_priority
+        && let Some(priority) = integer::<i32>(members, "priority", "priority", "an integer", true)?
         && extension.hints.priority.is_none()
     {
         // A client that speaks SGLang's own field means the same thing by it.

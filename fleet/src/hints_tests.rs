@@ -13,7 +13,7 @@ fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
 }
 
 fn parsed_with(body: &str, list: &[(&'static str, &str)]) -> Result<Extension, BodyError> {
-    parse(&scan(&Bytes::copy_from_slice(body.as_bytes())).unwrap(), &headers(list), 256)
+    parse(&scan(&Bytes::copy_from_slice(body.as_bytes())).unwrap(), &headers(list), 256, true)
 }
 
 fn parsed(body: &str) -> Extension {
@@ -130,7 +130,7 @@ fn a_wrong_type_is_refused_by_name() {
 fn a_session_id_may_be_as_long_as_configured() {
     let body = |n: usize| format!(r#"{{"nvext":{{"session_control":{{"session_id":"{}"}}}}}}"#, "x".repeat(n));
     for most in [16, 256, 4096] {
-        let read = |n: usize| parse(&scan(&Bytes::from(body(n))).unwrap(), &HeaderMap::new(), most);
+        let read = |n: usize| parse(&scan(&Bytes::from(body(n))).unwrap(), &HeaderMap::new(), most, true);
         assert_eq!(read(most).unwrap().control.session_id.unwrap().len(), most);
         let error = read(most + 1).unwrap_err();
         assert_eq!(error.field, "nvext.session_control.session_id");

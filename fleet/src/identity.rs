@@ -185,7 +185,16 @@ pub fn identify(
 /// The tenant of a request: a hash of its credential, [`ANONYMOUS`] without one. The same key is the same tenant whether it
 /// comes as a bearer token or as `x-api-key`.
 pub fn tenant_of(headers: &HeaderMap, seed: u64) -> TenantId {
-    let credential = headers
+    match credential(headers) {
+        // Zero is taken by those without a credential.
+        Some(credential) => TenantId(xxh3_64_with_seed(credential, seed).max(1)),
+        None => ANONYMOUS,
+    }
+}
+
+/// The credential of a request: its bearer token, else its `x-api-key`.
+pub fn credential(headers: &HeaderMap) -> Option<&[u8]> {
+    headers
         .get(AUTHORIZATION)
         .map(HeaderValue::as_bytes)
         .map(|value| match value.get(..7) {
@@ -194,12 +203,7 @@ pub fn tenant_of(headers: &HeaderMap, seed: u64) -> TenantId {
         })
         .or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))
         .map(<[u8]>::trim_ascii)
-        .filter(|credential| !credential.is_empty());
-    match credential {
-        // Zero is taken by those without a credential.
-        Some(credential) => TenantId(xxh3_64_with_seed(credential, seed).max(1)),
-        None => ANONYMOUS,
-    }
+        .filter(|credential| !credential.is_empty())
 }
 
 /// The key of a session name within a tenant. Two tenants with the same name have different keys.

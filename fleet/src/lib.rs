@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod body;
+pub mod complaint;
 pub mod cost;
 pub mod decision;
 pub mod facts;
@@ -20,5 +21,6 @@ pub mod queue;
 pub mod reply;
 pub mod route;
 pub mod session;
+pub mod steering;
 pub mod turn;
 pub mod worker;

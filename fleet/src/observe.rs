@@ -1,13 +1,13 @@
 //! Watching an answer on its way to the client.
 //!
 //! The bytes pass untouched and at once; what is learned (usage, cached tokens, finish reason, tool calls, errors) is read
-//! beside them. Events and members that are there only because the gateway asked for them are taken out, and nothing else
-//! is: only then are the bytes of an unfinished event held back, which no client could use yet anyway. Everything held is
-//! bounded; what exceeds a bound passes unobserved.
+//! beside them. Events and members that are there only because the gateway asked for them are taken out, the message of an
+//! error event is cleaned, and nothing else changes: only then are the bytes of an unfinished event held back, which no
+//! client could use yet anyway. Everything held is bounded; what exceeds a bound passes unobserved.
 
 mod event;
 mod json;
-mod shapes;
+pub(crate) mod shapes;
 mod sse;
 
 use bytes::Bytes;
@@ -24,6 +24,8 @@ pub struct ObserveOptions {
     pub strip_cached_details: bool,
     /// Somebody asked for the details. The engine leaves them out when nothing was cached, so their absence means zero.
     pub cached_details_asked: bool,
+    /// Clean the messages of error events as [`crate::complaint`] does.
+    pub clean_errors: bool,
     /// Gather the assistant message (chat only).
     pub collect_reply: bool,
     /// Largest message gathered, in bytes of text. A longer one is given up.
@@ -103,6 +105,8 @@ struct Watch {
     options: ObserveOptions,
     seen: Observation,
     first: First,
+    /// The event at hand is an error.
+    failing: bool,
     reply: Option<ReplyBuilder>,
 }
 
@@ -129,7 +133,7 @@ impl Observer {
         let reply = (options.collect_reply && route == Route::Chat).then(|| ReplyBuilder::new(options.max_reply_bytes));
         Self {
             framing: if stream { Framing::Sse(sse::Stream::default()) } else { Framing::Json(json::Body::default()) },
-            watch: Watch { route, options, seen: Observation::default(), first: First::Unknown, reply },
+            watch: Watch { route, options, seen: Observation::default(), first: First::Unknown, failing: false, reply },
         }
     }
 
@@ -155,7 +159,15 @@ impl Observer {
     /// Whether the answer may come out shorter than it went in, so that its Content-Length cannot be passed on before
     /// [`Observer::finish`].
     pub fn may_change_length(&self) -> bool {
-        self.watch.strips()
+        self.watch.strips() || (self.watch.options.clean_errors && matches!(self.framing, Framing::Sse(_)))
+    }
+
+    /// Whether what has come out of a stream so far ends where an event does, so that another one may follow.
+    pub fn between_events(&self) -> bool {
+        match &self.framing {
+            Framing::Sse(stream) => self.watch.holds() && stream.is_between_events(),
+            Framing::Json(_) => false,
+        }
     }
 
     /// What the first event of the stream was; for a JSON answer, what the whole of it is, known at its end.
@@ -189,6 +201,11 @@ impl Watch {
         self.options.strip_usage || self.options.strip_cached_details
     }
 
+    /// Whether an event goes out only when it is whole.
+    fn holds(&self) -> bool {
+        self.strips() || self.options.clean_errors
+    }
+
     fn is_first(&mut self, first: First) {
         if self.first == First::Unknown {
             self.first = first;
@@ -201,6 +218,7 @@ impl Watch {
             let message = cut(message, MAX_MESSAGE_BYTES).to_owned();
             self.seen.error = Some(WorkerError { status, message });
         }
+        self.failing = true;
         self.is_first(First::Error);
     }
 
@@ -240,6 +258,7 @@ impl Default for ObserveOptions {
             strip_usage: false,
             strip_cached_details: false,
             cached_details_asked: false,
+            clean_errors: false,
             collect_reply: false,
             max_reply_bytes: 1 << 20,
             max_event_bytes: 4 << 20,

@@ -9,6 +9,7 @@ use super::*;
 use crate::identity::IdentityOptions;
 use crate::prefix::PrefixOptions;
 use crate::reply::ToolCall;
+use crate::steering::SteeringOptions;
 use crate::turn::{UnderstandOptions, UpstreamPlan, understand};
 
 /// One recorded answer of a real worker.
@@ -196,7 +197,11 @@ fn carriage_returns_make_no_difference() {
 /// comes out of the second must be the first.
 #[test]
 fn an_answer_we_asked_more_of_comes_out_as_if_we_had_not() {
-    let options = UnderstandOptions { identity: IdentityOptions::new(7), prefix: PrefixOptions::new(64, 1000, 7) };
+    let options = UnderstandOptions {
+        identity: IdentityOptions::new(7),
+        prefix: PrefixOptions::new(64, 1000, 7),
+        steering: SteeringOptions::default(),
+    };
     let plan = UpstreamPlan { ask_usage: true, ..UpstreamPlan::default() };
     let mut count = 0;
     for entry in std::fs::read_dir(fixtures("pairs")).unwrap() {
@@ -520,4 +525,55 @@ proptest! {
         let outcome = watch(route, stream, &collecting(), bytes.chunks(size));
         prop_assert_eq!(outcome.sent, bytes);
     }
+}
+
+#[test]
+fn the_message_of_an_error_event_is_cleaned_in_place_however_the_stream_is_cut() {
+    let cleaning = ObserveOptions { clean_errors: true, ..ObserveOptions::default() };
+    for (route, first, told) in [
+        (
+            Route::Chat,
+            r#"data: {"choices":[{"index":0,"delta":{"content":"a"}}]}"#,
+            r#"data: {"error":{"message":"M","code":500}}"#,
+        ),
+        (Route::Generate, r#"data: {"text":"a","meta_info":{}}"#, r#"data: {"error":{"message":"M"}}"#),
+        (
+            Route::Messages,
+            "event: content_block_delta\ndata: {}",
+            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"M\"}}",
+        ),
+        (
+            Route::Responses,
+            "event: response.output_text.delta\ndata: {}",
+            "event: response.failed\ndata: {\"response\":{\"status\":\"failed\",\"error\":{\"message\":\"M\"}}}",
+        ),
+    ] {
+        let stream = |message: &str| format!("{first}\n\n{}\n\ndata: [DONE]\n\n", told.replace('M', message));
+        let (sent, wanted) = (stream("see /srv/x/y.py"), stream("see […]"));
+        for size in [1, 7, 4096] {
+            let outcome = watch(route, true, &cleaning, sent.as_bytes().chunks(size));
+            assert_eq!(String::from_utf8(outcome.sent).unwrap(), wanted, "{route} in pieces of {size}");
+            assert!(outcome.seen.error.is_some() && outcome.failed_first.is_none(), "{route}");
+        }
+    }
+}
+
+#[test]
+fn a_stream_that_is_cleaned_ends_between_events_wherever_it_is_cut() {
+    let cleaning = ObserveOptions { clean_errors: true, max_event_bytes: 64, ..ObserveOptions::default() };
+    let stream = b"data: {\"a\":1}\n\ndata: {\"b\":2}\n\n";
+    for cut in 0..stream.len() {
+        let mut observer = Observer::new(Route::Messages, true, cleaning.clone());
+        let mut out = Vec::new();
+        observer.push(Bytes::copy_from_slice(&stream[..cut]), &mut out);
+        let sent = out.concat();
+        assert!(observer.between_events() && (sent.is_empty() || sent.ends_with(b"\n\n")), "{cut}");
+    }
+    let mut observer = Observer::new(Route::Messages, true, cleaning.clone());
+    let mut out = Vec::new();
+    observer.push(Bytes::from(vec![b'x'; 100]), &mut out);
+    assert!(!observer.between_events(), "an event too long to be held has begun");
+    observer.push(Bytes::from_static(b"\n\n"), &mut out);
+    assert!(observer.between_events());
+    assert!(!Observer::new(Route::Messages, false, cleaning).between_events());
 }

@@ -6,10 +6,15 @@ use super::*;
 use crate::identity::IdentityOptions;
 use crate::prefix::PrefixOptions;
 use crate::reply::ToolCall;
+use crate::steering::SteeringOptions;
 use crate::turn::{UnderstandOptions, understand};
 
 fn turn_on(route: Route, body: &str) -> Turn {
-    let options = UnderstandOptions { identity: IdentityOptions::new(7), prefix: PrefixOptions::new(64, 1000, 7) };
+    let options = UnderstandOptions {
+        identity: IdentityOptions::new(7),
+        prefix: PrefixOptions::new(64, 1000, 7),
+        steering: SteeringOptions::default(),
+    };
     understand(route, &http::HeaderMap::new(), Bytes::copy_from_slice(body.as_bytes()), &options).unwrap()
 }
 
@@ -60,7 +65,8 @@ fn a_text_answer_is_followed_by_an_empty_user_message() {
             "tools": [{"type": "function"}],
             "tool_choice": "auto",
             "chat_template_kwargs": {"x": 1},
-            "cache_salt": "s",
+            // Of no credential.
+            "cache_salt": "c46f56034ce704ee42e8205305153c4e",
             "lora_path": "l",
             "reasoning_effort": "low",
             "stream": false,

@@ -44,13 +44,28 @@ pub struct PrefixHashes {
     pub affinity_hash: u64,
 }
 
+/// The cache namespaces of a request, as JSON and as the worker gets them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Namespaces<'a> {
+    /// `cache_salt`; none where it is empty.
+    pub cache_salt: Option<&'a [u8]>,
+    /// `extra_key`; none where it is empty.
+    pub extra_key: Option<&'a [u8]>,
+}
+
 /// Hashes the prompt of a request. Routes that do not generate have no blocks.
-pub fn hash(route: Route, members: &Members, identity: &Identity, options: &PrefixOptions) -> PrefixHashes {
+pub fn hash(
+    route: Route,
+    members: &Members,
+    identity: &Identity,
+    namespaces: Namespaces<'_>,
+    options: &PrefixOptions,
+) -> PrefixHashes {
     let mut chain = Chain::new(options);
     let mut bytes = 0;
-    for (tag, key) in [(b'm', "model"), (b's', "cache_salt"), (b'x', "extra_key"), (b'l', "lora_path")] {
-        // The engine takes an empty salt or key as none.
-        let raw = members.raw(key).filter(|raw| *raw != b"null" && *raw != b"\"\"");
+    let named = |key| members.raw(key).filter(|raw| *raw != b"null" && *raw != b"\"\"");
+    let Namespaces { cache_salt, extra_key } = namespaces;
+    for (tag, raw) in [(b'm', named("model")), (b's', cache_salt), (b'x', extra_key), (b'l', named("lora_path"))] {
         chain.part(tag, raw.unwrap_or_default());
     }
     for (tag, key) in prompt_members(route, members) {
@@ -64,7 +79,7 @@ pub fn hash(route: Route, members: &Members, identity: &Identity, options: &Pref
     let affinity_hash = match (named, blocks.first()) {
         (Some(named), _) => (named.key.0 as u64) ^ ((named.key.0 >> 64) as u64),
         (None, Some(first)) => *first,
-        (None, None) => chain_short(members, route, options),
+        (None, None) => chain_short(members, route, namespaces, options),
     };
     PrefixHashes { blocks, block_bytes: options.block_bytes, bytes, affinity_hash }
 }
@@ -98,10 +113,11 @@ fn open_ended(raw: &[u8]) -> &[u8] {
 }
 
 /// One hash over a prompt shorter than a block.
-fn chain_short(members: &Members, route: Route, options: &PrefixOptions) -> u64 {
+fn chain_short(members: &Members, route: Route, namespaces: Namespaces<'_>, options: &PrefixOptions) -> u64 {
     let mut hash = options.seed;
-    for key in ["model", "cache_salt"].into_iter().chain(prompt_members(route, members).iter().map(|(_, key)| *key)) {
-        let raw = members.raw(key).unwrap_or_default();
+    let prompt = prompt_members(route, members).iter().map(|(_, key)| members.raw(key));
+    for raw in [members.raw("model"), namespaces.cache_salt].into_iter().chain(prompt) {
+        let raw = raw.unwrap_or_default();
         let cut = raw.get(..options.block_bytes).unwrap_or(raw);
         hash = link(hash, xxh3_64_with_secret(cut, &options.secret), options.seed);
     }

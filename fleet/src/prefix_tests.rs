@@ -16,7 +16,9 @@ fn hashes_with(route: Route, body: &str, session: Option<&str>, options: &Prefix
     let members = scan(&Bytes::copy_from_slice(body.as_bytes())).unwrap();
     let control = SessionControl { session_id: session.map(String::from), ..SessionControl::default() };
     let identity = identify(route, &http::HeaderMap::new(), &members, &control, &IdentityOptions::new(7));
-    hash(route, &members, &identity, options)
+    let named = |key| members.raw(key).filter(|raw| *raw != b"null" && *raw != b"\"\"");
+    let namespaces = Namespaces { cache_salt: named("cache_salt"), extra_key: named("extra_key") };
+    hash(route, &members, &identity, namespaces, options)
 }
 
 fn hashes(route: Route, body: &str) -> PrefixHashes {

@@ -161,6 +161,11 @@ impl Route {
         self.generates()
     }
 
+    /// Whether `cache_salt` and `extra_key` keep the request's cache apart. Messages has neither.
+    pub fn takes_cache_salt(self) -> bool {
+        matches!(self, Self::Chat | Self::Completions | Self::Generate | Self::Responses)
+    }
+
     /// The member that names the engine's request id, if the route has one. The value becomes the id of the answer and must
     /// be unique among live requests; on Responses it should keep the `resp_` prefix that clients expect.
     pub fn takes_rid(self) -> Option<&'static str> {

@@ -10,30 +10,9 @@ use crate::body::{BodyError, Edits, Members, rewrite, scan};
 use crate::hints::{Hints, SessionControl, UnknownKeys, parse};
 use crate::identity::{Identity, IdentityOptions, identify};
 use crate::observe::ObserveOptions;
-use crate::prefix::{PrefixHashes, PrefixOptions, hash};
+use crate::prefix::{Namespaces, PrefixHashes, PrefixOptions, hash};
 use crate::route::Route;
-
-/// Members that steer the engine. They are the gateway's to set; what the client put there is taken out.
-const STEERING: [&str; 18] = [
-    "rid",
-    "priority",
-    "session_id",
-    "session_params",
-    "routed_dp_rank",
-    "data_parallel_rank",
-    "disagg_prefill_dp_rank",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "bootstrap_pair_key",
-    "decode_tp_size",
-    "kv_hints",
-    "custom_logit_processor",
-    "routing_key",
-    "conversation_id",
-    "http_worker_ipc",
-    "lora_id",
-];
+use crate::steering::{Action, Rule, Steered, SteeringOptions, steer};
 
 /// How to understand requests.
 #[derive(Clone, Debug)]
@@ -42,6 +21,8 @@ pub struct UnderstandOptions {
     pub identity: IdentityOptions,
     /// Block hashing.
     pub prefix: PrefixOptions,
+    /// What becomes of members that would steer a worker.
+    pub steering: SteeringOptions,
 }
 
 /// One inference request, immutable.
@@ -77,6 +58,8 @@ pub struct Turn {
     pub unknown_hint_keys: UnknownKeys,
     /// Hint and identity headers that could not be read.
     pub malformed_headers: u32,
+    /// What the steering table says of its members.
+    pub steered: Steered,
 }
 
 /// What the gateway adds to the body for a worker. Whatever the route does not take is left out.
@@ -100,7 +83,8 @@ pub struct UpstreamPlan<'a> {
 /// Reads a request.
 ///
 /// # Errors
-/// The body is not a JSON object, or a member that the gateway reads has the wrong type; the error is a 400 for the client.
+/// The body is not a JSON object, a member that the gateway reads has the wrong type, or one is there that it refuses; the
+/// error is a 400 for the client.
 pub fn understand(
     route: Route,
     headers: &HeaderMap,
@@ -108,7 +92,9 @@ pub fn understand(
     options: &UnderstandOptions,
 ) -> Result<Turn, BodyError> {
     let members = scan(&body)?;
-    let extension = parse(&members, headers, options.identity.id_max_bytes)?;
+    let takes_priority = options.steering.action(Rule::Priority) == Action::Take;
+    let extension = parse(&members, headers, options.identity.id_max_bytes, takes_priority)?;
+    let steered = steer(route, headers, &members, extension.cache_salt.as_deref(), &options.steering)?;
     let model = match members.raw("model") {
         None | Some(b"null") => None,
         Some(_) => match members.string("model") {
@@ -120,7 +106,8 @@ pub fn understand(
     if extension.control.action.is_some() && identity.session.is_none() {
         return Err(BodyError::bad_member("nvext.session_control.session_id", "is required with an action"));
     }
-    let prefix = hash(route, &members, &identity, &options.prefix);
+    let namespaces = Namespaces { cache_salt: steered.cache_salt.as_deref(), extra_key: steered.extra_key.as_deref() };
+    let prefix = hash(route, &members, &identity, namespaces, &options.prefix);
     let stream_options = nested(&members, "stream_options");
     Ok(Turn {
         route,
@@ -134,6 +121,7 @@ pub fn understand(
         hints: extension.hints,
         control: extension.control,
         unknown_hint_keys: extension.unknown,
+        steered,
         identity,
         prefix,
         members,
@@ -173,14 +161,13 @@ impl Turn {
         (self.prefix.bytes as f64 / bytes_per_token.max(0.1)).ceil() as u64
     }
 
-    /// Members of the client's body that steer the engine, and so do not reach it. `session_params` is among them: only the
-    /// gateway opens sessions, so only it can name one.
-    pub fn steering_members(&self) -> Vec<&'static str> {
-        let rid = self.route.takes_rid().filter(|name| *name != "rid");
-        STEERING.into_iter().chain(rid).filter(|key| self.members.contains(key)).collect()
+    /// Members of the client's body that the steering table takes out or replaces.
+    pub fn steering_members(&self) -> &[&'static str] {
+        &self.steered.changed
     }
 
-    /// The body for a worker: the client's, byte for byte, except for `nvext`, the steering members, and what the plan sets.
+    /// The body for a worker: the client's, byte for byte, except for `nvext`, what the steering table takes out or replaces,
+    /// and what the plan sets.
     pub fn upstream_body(&self, plan: &UpstreamPlan<'_>) -> Bytes {
         let mut edits = self.base_edits();
         self.steer(plan, &mut edits);
@@ -203,6 +190,7 @@ impl Turn {
             strip_usage: plan.ask_usage && self.asks_for_usage() && self.stream_options_with_usage().is_some(),
             strip_cached_details: plan.ask_usage && self.asks_for_cached_details(),
             cached_details_asked: self.asked_cached_details || (plan.ask_usage && self.asks_for_cached_details()),
+            clean_errors: true,
             collect_reply,
             ..ObserveOptions::default()
         }
@@ -210,12 +198,9 @@ impl Turn {
 
     /// Removes what never reaches a worker.
     pub(crate) fn base_edits(&self) -> Edits {
-        let mut edits = Edits::new();
+        let mut edits = self.steered.edits.clone();
         if self.members.contains("nvext") {
             edits.remove("nvext");
-        }
-        for key in self.steering_members() {
-            edits.remove(key);
         }
         edits
     }
@@ -242,6 +227,7 @@ impl Turn {
         }
         if let Some(rank) = plan.dp_rank.filter(|_| route.takes_dp_rank()) {
             edits.set("routed_dp_rank", rank.to_string());
+            edits.remove("data_parallel_rank");
         }
     }
 

@@ -2,10 +2,16 @@
 
 use http::HeaderValue;
 
+use crate::steering::SteeringOptions;
+
 use super::*;
 
 fn options() -> UnderstandOptions {
-    UnderstandOptions { identity: IdentityOptions::new(7), prefix: PrefixOptions::new(64, 1000, 7) }
+    UnderstandOptions {
+        identity: IdentityOptions::new(7),
+        prefix: PrefixOptions::new(64, 1000, 7),
+        steering: SteeringOptions::default(),
+    }
 }
 
 fn turn_with(route: Route, body: &str, list: &[(&'static str, &str)]) -> Result<Turn, BodyError> {
@@ -96,10 +102,9 @@ fn nvext_and_steering_members_never_reach_the_worker() {
     let body = concat!(
         r#"{"rid":"x","model":"m","messages":[],"priority":1,"session_id":"a","session_params":{"id":"b"},"#,
         r#""routed_dp_rank":3,"data_parallel_rank":3,"disagg_prefill_dp_rank":1,"bootstrap_host":"h","bootstrap_port":1,"#,
-        r#""bootstrap_room":2,"kv_hints":{},"custom_logit_processor":"p","nvext":{},"temperature":0.50}"#
+        r#""bootstrap_room":2,"kv_hints":{},"http_worker_ipc":"p","nvext":{},"temperature":0.50}"#
     );
     let turn = turn(Route::Chat, body);
-    assert_eq!(turn.steering_members().len(), 12);
     assert_eq!(sent(&turn, &UpstreamPlan::default()), r#"{"model":"m","messages":[],"temperature":0.50}"#);
 }
 
@@ -122,7 +127,7 @@ fn each_route_gets_of_the_plan_what_it_takes() {
 #[test]
 fn a_streaming_session_excludes_the_tag_and_exists_only_on_generate() {
     let plan = UpstreamPlan { session_params_id: Some("s\"1"), session_id: Some("tag"), ..UpstreamPlan::default() };
-    let mine = r#"{"text":"x","session_params":{"id":"other","offset":3}}"#;
+    let mine = r#"{"text":"x","session_params":null}"#;
     assert_eq!(sent(&turn(Route::Generate, mine), &plan), r#"{"text":"x","session_params":{"id":"s\"1"}}"#);
     assert_eq!(sent(&turn(Route::Generate, mine), &UpstreamPlan::default()), r#"{"text":"x"}"#);
     assert_eq!(sent(&turn(Route::Chat, "{}"), &plan), r#"{"session_id":"tag"}"#);

@@ -6,6 +6,7 @@ use turnstile_fleet::hints::MAX_TIMEOUT_S;
 use turnstile_fleet::identity::IdentityOptions;
 use turnstile_fleet::prefix::PrefixOptions;
 use turnstile_fleet::route::Route;
+use turnstile_fleet::steering::SteeringOptions;
 use turnstile_fleet::turn::{Turn, UnderstandOptions, UpstreamPlan, understand as read};
 
 use super::input::request;
@@ -18,8 +19,11 @@ const MAX_BLOCKS: usize = 200;
 /// grows at its end keeps the hashes it had. The input is a request as text.
 pub fn understand(data: &[u8]) {
     let (route, headers, body) = request(data);
-    let options =
-        UnderstandOptions { identity: IdentityOptions::new(7), prefix: PrefixOptions::new(BLOCK_BYTES, MAX_BLOCKS, 7) };
+    let options = UnderstandOptions {
+        identity: IdentityOptions::new(7),
+        prefix: PrefixOptions::new(BLOCK_BYTES, MAX_BLOCKS, 7),
+        steering: SteeringOptions::default(),
+    };
     let body = Bytes::copy_from_slice(body);
     let turn = match read(route, &headers, body.clone(), &options) {
         Ok(turn) => turn,
@@ -73,6 +77,10 @@ fn worker_body(turn: &Turn, plan: &UpstreamPlan<'_>) {
     for (index, member) in sent.iter().enumerate() {
         let key = member.key.as_str();
         assert_ne!(key, "nvext");
+        if ["cache_salt", "extra_key"].contains(&key) {
+            assert!(is_scoped(member.raw), "{key} reached the worker");
+            continue;
+        }
         if steering.contains(&key) || (ours.contains(&key) && !turn.members.contains(key)) {
             assert!(ours.contains(&key), "{key} reached the worker");
             assert_eq!(sent.iter().position(|other| other.key == key), Some(index), "{key} is there once");
@@ -93,6 +101,16 @@ fn worker_body(turn: &Turn, plan: &UpstreamPlan<'_>) {
     };
     let came = model::members(&turn.body).expect("it was understood");
     assert_eq!(kept(&sent), kept(&came));
+}
+
+/// A digest, a list of digests, or nothing in the place of one.
+fn is_scoped(raw: &str) -> bool {
+    let digest = |text: &str| text.is_empty() || (text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit()));
+    match serde_json::from_str(raw) {
+        Ok(serde_json::Value::String(text)) => digest(&text),
+        Ok(serde_json::Value::Array(list)) => list.iter().all(|item| item.as_str().is_some_and(digest)),
+        _ => false,
+    }
 }
 
 /// The body with one thing more at the end of its prompt, if it has one that can grow.

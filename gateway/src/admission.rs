@@ -148,6 +148,11 @@ impl Admission {
         self.inner.lock().queue.len()
     }
 
+    /// When the queue, as it stands, will have drained, in seconds: an honest `Retry-After` for whoever comes back.
+    pub fn retry_after_s(&self, now_ms: u64) -> u32 {
+        retry_after(&self.inner.lock().queue, now_ms)
+    }
+
     /// Waits for a place. Dropping the future takes the turn out of the queue.
     ///
     /// # Errors

@@ -18,7 +18,8 @@ use turnstile_fleet::prefill::next_turn_body;
 use turnstile_fleet::reply::Reply;
 use turnstile_fleet::route::Route;
 use turnstile_fleet::session::SessionAction;
-use turnstile_fleet::turn::{Turn, UpstreamPlan, understand};
+use turnstile_fleet::steering::SteeringOptions;
+use turnstile_fleet::turn::{Turn, UnderstandOptions, UpstreamPlan, understand};
 use turnstile_fleet::worker::WorkerState;
 
 /// Finish reasons after which a next turn is to be expected. Not after an abort, a filter or an error.
@@ -102,8 +103,9 @@ fn try_prefill(gateway: &Arc<Gateway>, generation: &Arc<Generation>, turn: &Fini
         return Err("skipped: too large");
     }
     let place = gateway.prefills.reserve(turn.key, worker.index, options.per_worker)?;
-    // What the worker will have once it is done; hashed as the real turn will be.
-    let blocks = understand(Route::Chat, &http::HeaderMap::new(), body.clone(), &generation.understand)
+    // What the worker will have once it is done; hashed as the real turn will be. This body is ours and steered already.
+    let own = UnderstandOptions { steering: SteeringOptions::trusting(), ..generation.understand.clone() };
+    let blocks = understand(Route::Chat, &http::HeaderMap::new(), body.clone(), &own)
         .map(|t| t.prefix.blocks)
         .unwrap_or_default();
     let gateway_of_task = Arc::clone(gateway);

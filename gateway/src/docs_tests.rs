@@ -6,11 +6,18 @@ use std::path::Path;
 
 #[test]
 fn docs_are_fresh() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
-    let wanted = Metrics::new().unwrap().document();
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, &wanted).unwrap();
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let pages = [
+        ("metrics.md", Metrics::new().unwrap().document()),
+        ("errors.md", crate::errors::page()),
+        ("steering.md", turnstile_fleet::steering::page()),
+    ];
+    for (name, wanted) in pages {
+        let path = docs.join(name);
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&path, &wanted).unwrap();
+        }
+        let found = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(found == wanted, "docs/{name} is stale: run `make docs`");
     }
-    let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == wanted, "docs/metrics.md is stale: run `make docs`");
 }

@@ -1,11 +1,15 @@
-//! The one table of answers the gateway gives on its own account: status, error type in each protocol, whether another
-//! worker may be tried, whose fault it was, and the metric label.
+//! The one table of errors that a client can get: the gateway's own, and what a worker's become. Status, error type in each
+//! protocol, whose fault it was, and the metric label. `docs/errors.md` is written from it.
+
+mod page;
+
+pub use page::page;
 
 use bytes::Bytes;
 use serde_json::json;
 use turnstile_fleet::route::Protocol;
 
-/// Why the gateway answered instead of a worker.
+/// Why a client gets an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The body or a header is not what the route takes.
@@ -44,6 +48,26 @@ pub enum Kind {
     UpstreamTimeout,
     /// The worker's answer was not HTTP we can relay.
     UpstreamProtocol,
+    /// The worker's answer broke off after some of it had reached the client.
+    BrokenOff,
+    /// The worker refused the request.
+    WorkerRefused,
+    /// The worker says that the prompt does not fit into the model's context.
+    ContextLength,
+    /// The worker refused the client's credential.
+    WorkerUnauthorized,
+    /// The worker refused the gateway's key.
+    WorkerKey,
+    /// The worker forbids the request to this credential.
+    WorkerForbidden,
+    /// The worker does not serve the route.
+    WorkerRoute,
+    /// The worker takes no body of this size.
+    WorkerTooLarge,
+    /// The worker, and every other that was tried, is full.
+    WorkerOverloaded,
+    /// The worker failed.
+    WorkerFailed,
     /// The client left before an answer could be given.
     ClientGone,
     /// A fault of ours.
@@ -80,7 +104,7 @@ pub struct Row {
 
 impl Kind {
     /// Every kind, for tests and documentation.
-    pub const ALL: [Kind; 20] = [
+    pub const ALL: [Kind; 30] = [
         Kind::BadRequest,
         Kind::Unauthorized,
         Kind::NotFound,
@@ -99,6 +123,16 @@ impl Kind {
         Kind::Upstream,
         Kind::UpstreamTimeout,
         Kind::UpstreamProtocol,
+        Kind::BrokenOff,
+        Kind::WorkerRefused,
+        Kind::ContextLength,
+        Kind::WorkerUnauthorized,
+        Kind::WorkerKey,
+        Kind::WorkerForbidden,
+        Kind::WorkerRoute,
+        Kind::WorkerTooLarge,
+        Kind::WorkerOverloaded,
+        Kind::WorkerFailed,
         Kind::ClientGone,
         Kind::Internal,
     ];
@@ -136,9 +170,40 @@ impl Kind {
             Kind::Upstream => row(502, "server_error", "api_error", "worker_unreachable", Blame::Worker),
             Kind::UpstreamTimeout => row(504, "server_error", "timeout_error", "worker_timeout", Blame::Worker),
             Kind::UpstreamProtocol => row(502, "server_error", "api_error", "worker_protocol", Blame::Worker),
+            Kind::BrokenOff => row(502, "server_error", "api_error", "broken_off", Blame::Worker),
+            Kind::WorkerRefused => row(400, BAD, BAD, "request_refused", Blame::Client),
+            Kind::ContextLength => row(400, BAD, BAD, "context_length_exceeded", Blame::Client),
+            Kind::WorkerUnauthorized => {
+                row(401, "authentication_error", "authentication_error", "invalid_credential", Blame::Client)
+            }
+            Kind::WorkerKey => row(502, "server_error", "api_error", "worker_key_refused", Blame::Gateway),
+            Kind::WorkerForbidden => row(403, "permission_error", "permission_error", "forbidden", Blame::Client),
+            Kind::WorkerRoute => row(404, BAD, "not_found_error", "route_not_served", Blame::Client),
+            Kind::WorkerTooLarge => row(413, BAD, "request_too_large", "request_too_large", Blame::Client),
+            Kind::WorkerOverloaded => {
+                row(503, "overloaded_error", "overloaded_error", "worker_overloaded", Blame::Load)
+            }
+            Kind::WorkerFailed => row(500, "server_error", "api_error", "worker_failed", Blame::Worker),
             Kind::ClientGone => row(499, BAD, BAD, "client_gone", Blame::Client),
             Kind::Internal => row(500, "server_error", "api_error", "internal", Blame::Gateway),
         }
+    }
+}
+
+impl Kind {
+    /// True for what a worker said, as against what the gateway says on its own account.
+    pub const fn is_workers(self) -> bool {
+        matches!(
+            self,
+            Kind::WorkerRefused
+                | Kind::ContextLength
+                | Kind::WorkerUnauthorized
+                | Kind::WorkerForbidden
+                | Kind::WorkerRoute
+                | Kind::WorkerTooLarge
+                | Kind::WorkerOverloaded
+                | Kind::WorkerFailed
+        )
     }
 }
 
@@ -187,19 +252,51 @@ impl Refusal {
         self.status.unwrap_or(self.kind.row().status)
     }
 
+    /// The error's type in a protocol. Where an option turns overload into 429, it is the type that goes with that.
+    fn error_type(&self, protocol: Protocol) -> &'static str {
+        let row = self.kind.row();
+        match protocol {
+            _ if self.status() == 429 => "rate_limit_error",
+            Protocol::Anthropic => row.anthropic,
+            _ => row.openai,
+        }
+    }
+
+    /// The message in a protocol. Clients of Anthropic's know a prompt that is too long by these words alone.
+    fn message(&self, protocol: Protocol) -> String {
+        match (self.kind, protocol) {
+            (Kind::ContextLength, Protocol::Anthropic) => format!("prompt is too long: {}", self.message),
+            _ => self.message.clone(),
+        }
+    }
+
     /// The body, in the shape of the protocol that was asked.
     pub fn body(&self, protocol: Protocol) -> Bytes {
-        let row = self.kind.row();
+        let (code, kind, message) = (self.kind.row().code, self.error_type(protocol), self.message(protocol));
         let value = match protocol {
-            Protocol::OpenAi | Protocol::Responses => json!({"error": {
-                "message": self.message, "type": row.openai, "param": self.param, "code": row.code,
-            }}),
-            Protocol::Anthropic => {
-                json!({"type": "error", "error": {"type": row.anthropic, "message": self.message}})
+            Protocol::OpenAi | Protocol::Responses => {
+                json!({"error": {"message": message, "type": kind, "param": self.param, "code": code}})
             }
-            Protocol::Native => json!({"error": {"message": self.message, "code": row.code}}),
+            Protocol::Anthropic => json!({"type": "error", "error": {"type": kind, "message": message}}),
+            Protocol::Native => json!({"error": {"message": message, "code": code}}),
         };
         Bytes::from(value.to_string())
+    }
+
+    /// The event that tells it in a stream that has begun. No end mark follows.
+    pub fn event(&self, protocol: Protocol) -> Bytes {
+        let (code, message) = (self.kind.row().code, self.message(protocol));
+        let text = match protocol {
+            Protocol::OpenAi | Protocol::Native => {
+                format!("data: {}\n\n", String::from_utf8_lossy(&self.body(protocol)))
+            }
+            Protocol::Anthropic => format!("event: error\ndata: {}\n\n", String::from_utf8_lossy(&self.body(protocol))),
+            Protocol::Responses => {
+                let data = json!({"type": "error", "code": code, "message": message, "param": self.param});
+                format!("event: error\ndata: {data}\n\n")
+            }
+        };
+        Bytes::from(text)
     }
 }
 

@@ -108,8 +108,12 @@ impl StreamEnv for FilterEnv {
 pub struct FilterRun {
     generation: Arc<Generation>,
     env: Lent<FilterEnv>,
-    /// By position in the chain; nothing for plugins of other phases and for those that failed open.
+    /// By position in the chain; nothing for plugins of other phases and for those that failed.
     streams: Vec<Option<Stream>>,
+    /// How many of them, from the first, have seen the request and let it go on: those see the answer.
+    entered: usize,
+    /// They have seen the head of an answer.
+    answered: bool,
 }
 
 impl FilterRun {
@@ -126,7 +130,7 @@ impl FilterRun {
             chunk: Body::default(),
             properties: HashMap::new(),
         };
-        Self { generation: Arc::clone(generation), env: Lent::new(env), streams }
+        Self { generation: Arc::clone(generation), env: Lent::new(env), streams, entered: 0, answered: false }
     }
 
     /// The request side.
@@ -142,14 +146,16 @@ impl FilterRun {
             {
                 return verdict;
             }
+            self.entered = at + 1;
         }
         FilterVerdict::Go
     }
 
     /// The response head. What the filters changed is written back to `head`.
     pub async fn response_headers(&mut self, head: &mut ResponseHeader) -> FilterVerdict {
+        self.answered = true;
         self.env.response = Some(ResponseMap::new(head.status, head.headers.clone()));
-        for at in (0..self.streams.len()).rev() {
+        for at in (0..self.entered).rev() {
             if let Some(verdict) = self.step(at, Side::Response, |s, env| s.on_response_headers(env, false)).await {
                 return verdict;
             }
@@ -172,6 +178,17 @@ impl FilterRun {
         FilterVerdict::Go
     }
 
+    /// Whether an answer may still be shown to them: the first one only.
+    pub fn takes_answer(&self) -> bool {
+        !self.answered && self.entered > 0
+    }
+
+    /// What the client gets, for their logs.
+    pub fn answered(&mut self, head: &ResponseHeader) {
+        self.answered = true;
+        self.env.response = Some(ResponseMap::new(head.status, head.headers.clone()));
+    }
+
     /// The response body, chunk by chunk.
     pub fn response_body(&mut self) -> ChunkFilter<'_> {
         let held = self.streams.iter().map(|_| BytesMut::new()).collect();
@@ -191,7 +208,7 @@ impl FilterRun {
         (head, self.env.body.bytes.clone())
     }
 
-    /// Ends all contexts.
+    /// Ends all contexts, once.
     pub fn finish(&mut self) {
         for slot in &mut self.streams {
             if let Some(stream) = slot.take() {
@@ -253,6 +270,13 @@ impl FilterRun {
     }
 }
 
+impl Drop for FilterRun {
+    /// A request that is given up in between, as when the gateway stops, ends for its filters too.
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Side {
     Request,
@@ -284,7 +308,7 @@ pub struct ChunkFilter<'a> {
 impl ResponseFilter for ChunkFilter<'_> {
     fn chunk(&mut self, chunk: Bytes, end: bool) -> Bytes {
         let mut chunk = chunk;
-        for at in (0..self.run.streams.len()).rev() {
+        for at in (0..self.run.entered).rev() {
             let wants = self.run.generation.chain.get(at).is_some_and(|c| c.plugin.exports(Callback::ResponseBody));
             let (Some(Some(stream)), Some(held)) = (self.run.streams.get_mut(at), self.held.get_mut(at)) else {
                 continue;

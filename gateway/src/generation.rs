@@ -19,6 +19,7 @@ use turnstile_fleet::ids::SessionKey;
 use turnstile_fleet::prefix::PrefixOptions;
 use turnstile_fleet::queue::QueueOptions;
 use turnstile_fleet::session::SessionOptions;
+use turnstile_fleet::steering::SteeringOptions;
 use turnstile_fleet::turn::UnderstandOptions;
 use turnstile_fleet::worker::LimitOptions;
 use turnstile_plugins::{Plugin, PluginSpec, Runtime, SharedState};
@@ -293,6 +294,7 @@ impl Prepared {
             understand: UnderstandOptions {
                 identity,
                 prefix: PrefixOptions::new(block_bytes(&config), MAX_BLOCKS, foundation.seed),
+                steering: SteeringOptions::from_config(&config.steering),
             },
             seed: foundation.seed,
             max_ttl_ms: config.sessions.max_timeout_s.saturating_mul(1000),

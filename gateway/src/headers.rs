@@ -1,4 +1,4 @@
-//! Which headers travel: hop-by-hop headers stay on their hop, headers that steer the engine or forge ours stop here.
+//! Headers that describe one connection, and stay on it.
 
 use http::{HeaderMap, HeaderName, header};
 
@@ -13,15 +13,6 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     header::UPGRADE,
 ];
 const HOP_BY_HOP_NAMES: [&str; 2] = ["keep-alive", "proxy-connection"];
-
-/// Request headers that SGLang obeys and a client must not set, or that only the gateway may set.
-const STEERING_PREFIXES: [&str; 2] = ["x-override-", "x-turnstile-"];
-const STEERING_NAMES: [&str; 2] = ["x-data-parallel-rank", "x-smg-routing-key"];
-
-/// True for a request header that would steer the engine or forge one of ours. Names in a [`HeaderMap`] are lower case.
-pub fn steers(name: &str) -> bool {
-    STEERING_NAMES.contains(&name) || STEERING_PREFIXES.iter().any(|p| name.starts_with(p))
-}
 
 /// True for a header that belongs to one hop. `connection` is the list from [`connection_listed`].
 pub fn is_hop_by_hop(name: &HeaderName, connection: &[HeaderName]) -> bool {
@@ -61,13 +52,5 @@ mod tests {
         assert!(is_hop_by_hop(&HeaderName::from_static("x-private"), &listed));
         assert!(is_hop_by_hop(&HeaderName::from_static("keep-alive"), &[]));
         assert!(!is_hop_by_hop(&HeaderName::from_static("content-type"), &listed));
-    }
-
-    #[test]
-    fn engine_steering_and_forged_headers_are_recognised() {
-        for name in ["x-override-rid", "x-turnstile-worker", "x-data-parallel-rank"] {
-            assert!(steers(name), "{name}");
-        }
-        assert!(!steers("x-request-id"));
     }
 }

@@ -114,6 +114,8 @@ pub struct Metrics {
     pub worker: GaugeVec,
     /// Ignored hints by cause.
     pub ignored_hints: IntCounterVec,
+    /// Steering members met, by option and action.
+    pub steered: IntCounterVec,
 }
 
 struct Builder {
@@ -308,6 +310,12 @@ impl Metrics {
                 "turnstile_ignored_hints_total",
                 "Hints ignored, by cause: unknown_key, bad_header, unsupported",
                 &["cause"],
+            )?,
+            steered: b.counter(
+                "turnstile_steering_total",
+                "Requests with a member that would steer a worker, by its option under [steering] and what became of it: \
+                 drop, scope, isolate, take",
+                &["option", "action"],
             )?,
             registry: b.registry,
             described: b.described,

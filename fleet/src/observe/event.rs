@@ -15,6 +15,7 @@ use super::shapes::{
 use super::sse::Event;
 use super::{First, Verdict, Watch};
 use crate::body::{Edits, rewrite, scan};
+use crate::complaint::told_in;
 use crate::route::{Protocol, Route};
 
 /// The keys that make an event worth parsing.
@@ -159,15 +160,12 @@ pub(super) fn note_error(raw: Raw<'_>, watch: &mut Watch) {
     let error = read::<ErrorShape<'_>>(raw).unwrap_or_default();
     let message = text(error.message).unwrap_or_default();
     // Responses hides the scheduler's status in the text: code 400, "503: The request queue is full."
-    let status =
-        told_in(&message).or_else(|| read::<u16>(error.code)).or_else(|| status_of(&text(error.kind)?)).unwrap_or(500);
+    let status = told_in(&message)
+        .map(|(status, _)| status)
+        .or_else(|| read::<u16>(error.code))
+        .or_else(|| status_of(&text(error.kind)?))
+        .unwrap_or(500);
     watch.fail(status, &message);
-}
-
-/// The status that a message begins with.
-fn told_in(message: &str) -> Option<u16> {
-    let (status, _) = message.split_once(": ")?;
-    status.parse().ok().filter(|status| (400..600).contains(status))
 }
 
 /// The status that a named error type stands for.

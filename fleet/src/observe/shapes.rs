@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use crate::body::text_of;
 
 /// A JSON value kept as its text.
-pub(super) type Raw<'a> = Option<&'a RawValue>;
+pub(crate) type Raw<'a> = Option<&'a RawValue>;
 
 /// An OpenAI answer or a chunk of one; also the flat and the nested error.
 #[derive(Default, Deserialize)]
@@ -218,11 +218,11 @@ pub(super) struct ErrorShape<'a> {
 }
 
 /// The text of a value that is a string.
-pub(super) fn text(raw: Raw<'_>) -> Option<Cow<'_, str>> {
+pub(crate) fn text(raw: Raw<'_>) -> Option<Cow<'_, str>> {
     raw.and_then(|raw| text_of(raw.get().as_bytes()))
 }
 
 /// A value of a known shape; none where it is of another.
-pub(super) fn read<'a, T: Deserialize<'a>>(raw: Raw<'a>) -> Option<T> {
+pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Raw<'a>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }

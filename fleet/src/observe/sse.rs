@@ -6,6 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::event::observe;
 use super::{Verdict, Watch};
+use crate::complaint::clean_event;
 
 /// The state between two chunks.
 #[derive(Default)]
@@ -39,7 +40,7 @@ pub(super) struct Event<'a> {
 
 impl Stream {
     pub(super) fn push(&mut self, chunk: Bytes, watch: &mut Watch, out: &mut Vec<Bytes>) {
-        let holding = watch.strips();
+        let holding = watch.holds();
         if !holding {
             out.push(chunk.clone());
         }
@@ -116,13 +117,18 @@ impl Stream {
         }
         // A stream that ends without the last empty line has still said its last event; a line cut short has not.
         let verdict = if rest.ends_with(b"\n") { judge(&rest, watch) } else { Verdict::Keep };
-        if watch.strips() {
+        if watch.holds() {
             match verdict {
                 Verdict::Keep => out.push(rest),
                 Verdict::Drop => {}
                 Verdict::Replace(event) => out.push(event),
             }
         }
+    }
+
+    /// Nothing of a begun event has gone out. That is only so while events are held.
+    pub(super) fn is_between_events(&self) -> bool {
+        !self.skipping
     }
 }
 
@@ -141,7 +147,16 @@ fn forward(chunk: &Bytes, from: usize, to: usize, out: &mut Vec<Bytes>) {
 /// Looks at one whole event. A replacement comes back as the whole event.
 fn judge(raw: &[u8], watch: &mut Watch) -> Verdict {
     let Some(event) = parse(raw) else { return Verdict::Keep };
-    match (observe(&event, watch), event.span) {
+    watch.failing = false;
+    let mut verdict = observe(&event, watch);
+    if watch.failing
+        && watch.options.clean_errors
+        && matches!(verdict, Verdict::Keep)
+        && let Some(cleaned) = clean_event(&event.data, &[])
+    {
+        verdict = Verdict::Replace(cleaned);
+    }
+    match (verdict, event.span) {
         (Verdict::Replace(data), Some((from, to))) => {
             let mut whole = BytesMut::with_capacity(raw.len());
             whole.put_slice(raw.get(..from).unwrap_or_default());

@@ -2,14 +2,15 @@
 
 use super::session_turn::{Sent, SessionTurn};
 use super::turn::{TurnInProgress, answer, left};
-use super::{Connection, Exchange};
+use super::{Connection, Exchange, give_up};
 use crate::after;
 use crate::errors::{Kind, Refusal};
 use crate::filters::FilterVerdict;
 use crate::forward::AttemptFault;
+use crate::forward::forwarded::Origin;
 use crate::forward::open::{Opened, Outgoing, Watch, open};
 use crate::forward::relay::{Ending, LateHeaders, RelayLimits, Relayed, ResponseFilter, relay};
-use crate::forward::request::{Framing, for_client, for_worker};
+use crate::forward::request::{Framing, Onward, for_client, for_worker};
 use crate::placement::{self, Placed};
 use crate::request_id::random_hex;
 use crate::upstream::Target;
@@ -94,7 +95,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         });
         // A turn of a streaming session must never be sent twice, so it gets a connection that cannot be stale.
         let target = if stream_id.is_some() { Arc::new(target.fresh()) } else { target };
-        let header = self.header(&target, &turn, body.len())?;
+        let header = self.header(&target, &turn, body.len(), plan.dp_rank.is_some())?;
         self.progress.exchange.record.rid.clone_from(&rid);
         self.session.sent(Sent { worker: Arc::clone(&worker), rid: rid.clone() });
         let started = Instant::now();
@@ -115,11 +116,18 @@ impl<'a, 'b> Attempt<'a, 'b> {
         self.answered(client, &worker, &target, opened, started, &plan).await
     }
 
-    fn header(&self, target: &Target, turn: &Turn, len: usize) -> Result<RequestHeader, Refusal> {
+    fn header(&self, target: &Target, turn: &Turn, len: usize, pins_rank: bool) -> Result<RequestHeader, Refusal> {
         let exchange = &self.progress.exchange;
         let head = &self.progress.facts.head;
+        let onward = Onward {
+            steering: &exchange.generation.understand.steering,
+            forwarded: &exchange.generation.config.forwarded,
+            origin: Origin { peer: head.peer.map(|p| p.ip()), host: &head.authority },
+            pins_rank,
+        };
         let internal = |e: Box<pingora_core::Error>| Refusal::new(Kind::Internal, crate::upstream::describe(&e));
-        for_worker(&head.headers, target, turn.route.worker_path(), len, &exchange.record.request_id).map_err(internal)
+        for_worker(&head.headers, target, turn.route.worker_path(), len, &exchange.record.request_id, onward)
+            .map_err(internal)
     }
 
     fn note(&mut self, worker: &Worker) {
@@ -179,7 +187,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let ttft_ms = exchange.arrived.elapsed().as_secs_f64() * 1e3;
         let worker_ttft_ms = started.elapsed().as_secs_f64() * 1e3;
         exchange.record.ttft_ms = Some(ttft_ms);
-        let exact = opened.observer.as_ref().is_none_or(|o| !o.may_change_length()) && self.progress.filters.is_none();
+        let exact = opened.observer.as_ref().is_none_or(|o| !o.may_change_length()) && exchange.filters.is_none();
         let framing = Framing::of(client.req_header().version);
         let internal = |e: Box<pingora_core::Error>| Refusal::new(Kind::Internal, crate::upstream::describe(&e));
         let mut head = for_client(&opened.head, &exchange.record.request_id, framing, exact).map_err(internal)?;
@@ -192,12 +200,13 @@ impl<'a, 'b> Attempt<'a, 'b> {
         if exchange.explain {
             explain(&mut head, exchange).map_err(internal)?;
         }
-        if let Some(filters) = &mut self.progress.filters {
+        let protocol = self.progress.turn.route.protocol();
+        if let Some(filters) = &mut self.progress.exchange.filters {
             match filters.response_headers(&mut head).await {
                 FilterVerdict::Go => {}
                 FilterVerdict::Answer(response) => {
                     self.session.end(AttemptEnd::Cut);
-                    return answer(client, self.progress.exchange, &response).await.map(Attempted::Answered);
+                    return answer(client, self.progress.exchange, &response, protocol).await.map(Attempted::Answered);
                 }
                 FilterVerdict::Failed(refusal) => {
                     self.session.end(AttemptEnd::Cut);
@@ -221,11 +230,14 @@ impl<'a, 'b> Attempt<'a, 'b> {
             between: Duration::from_secs(config.timeouts.between_bytes_s),
             total: total.saturating_sub(exchange.arrived.elapsed()),
         };
-        let mut filter: Option<Box<dyn ResponseFilter + '_>> = match &mut self.progress.filters {
+        let mut filter: Option<Box<dyn ResponseFilter + '_>> = match &mut exchange.filters {
             Some(filters) => Some(Box::new(filters.response_body())),
             None => None,
         };
         let relayed = relay(client, &mut opened, head, &mut filter, late, limits).await;
+        if relayed.breaks_a_stream() {
+            give_up::tell_broken(client, protocol, &relayed.ending, &mut filter).await;
+        }
         drop(filter);
         self.ended(worker, target, opened, &relayed, worker_ttft_ms, started, plan).await
     }
@@ -297,7 +309,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
                     record.faults.push(reason.clone());
                     return Ok(Attempted::Answered(Connection::Cut));
                 }
-                if self.progress.filters.is_some() {
+                if self.progress.exchange.filters.is_some() {
                     // The filters have seen part of this answer; a second one would be a stranger to them.
                     record.faults.push(reason.clone());
                     return Err(Refusal::new(Kind::Upstream, "the worker's answer broke off"));

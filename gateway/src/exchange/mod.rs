@@ -4,17 +4,19 @@ mod attempt;
 mod give_up;
 mod local;
 mod record;
+mod reply;
 mod session_turn;
 mod turn;
 
 pub use record::Record;
+use reply::Reply;
 
 use crate::clock::unix_ms;
 use crate::errors::{Kind, Refusal};
+use crate::filters::FilterRun;
 use crate::gateway::Gateway;
 use crate::generation::Generation;
 use crate::request_id;
-use crate::respond::send_refusal;
 use http::Method;
 use pingora_core::protocols::http::ServerSession;
 use std::sync::Arc;
@@ -40,6 +42,8 @@ pub struct Exchange {
     pub arrived: Instant,
     /// It may see how it was decided.
     pub explain: bool,
+    /// The filters that have begun to see it.
+    pub filters: Option<FilterRun>,
 }
 
 /// Serves one request.
@@ -66,6 +70,7 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
         generation,
         arrived,
         explain,
+        filters: None,
     };
     client.set_pipelining_enabled(true);
     // A connection that will close after this answer stays so.
@@ -87,6 +92,10 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
         Err(refusal) => refuse(gateway, client, route.protocol(), refusal, &mut exchange).await,
     };
     drop(progress);
+    // Whatever became of it, and after the client has its answer.
+    if let Some(mut filters) = exchange.filters.take() {
+        filters.finish();
+    }
     finish(gateway, &mut exchange);
     connection
 }
@@ -119,7 +128,9 @@ async fn refuse(
     exchange: &mut Exchange,
 ) -> Connection {
     let code = refusal.kind.row().code;
-    gateway.metrics.refusals.with_label_values(&[code]).inc();
+    if !refusal.kind.is_workers() {
+        gateway.metrics.refusals.with_label_values(&[code]).inc();
+    }
     exchange.record.status = refusal.status();
     exchange.record.error = Some(code);
     if refusal.kind == Kind::ClientGone {
@@ -128,10 +139,11 @@ async fn refuse(
     }
     // A body that was not read to its end makes the connection useless.
     let close = !client.is_body_done();
-    match send_refusal(client, &refusal, protocol, &exchange.record.request_id, close).await {
-        Ok(()) if !close => Connection::Keep,
-        _ => Connection::Cut,
-    }
+    let sent = match Reply::refusal(&refusal, protocol) {
+        Ok(reply) => reply.send(client, exchange, protocol, close).await,
+        Err(error) => Err(error),
+    };
+    sent.unwrap_or(Connection::Cut)
 }
 
 fn finish(gateway: &Gateway, exchange: &mut Exchange) {

@@ -1,7 +1,8 @@
 //! One turn: body, filters, understanding, admission, then attempts on workers until one answers.
 
 use super::attempt::{Attempt, Attempted};
-use super::{Connection, Exchange};
+use super::reply::Reply;
+use super::{Connection, Exchange, give_up};
 use crate::admission::{Permit, Refused, Wish};
 use crate::clock::now_ms;
 use crate::errors::{Kind, Refusal};
@@ -21,7 +22,7 @@ use turnstile_config::{Busy as BusyOption, Phase};
 use turnstile_fleet::decision::{Candidates, Decision, RouteInput, decide};
 use turnstile_fleet::hints::SessionAction as AskedAction;
 use turnstile_fleet::ids::WorkerId;
-use turnstile_fleet::route::Route;
+use turnstile_fleet::route::{Protocol, Route};
 use turnstile_fleet::session::{Busy, SessionAction};
 use turnstile_fleet::turn::{Turn, understand};
 use turnstile_plugins::LocalResponse;
@@ -37,7 +38,6 @@ pub(super) struct TurnInProgress<'a> {
     pub turn: Arc<Turn>,
     pub facts: Arc<TurnFacts>,
     pub policies: TurnPolicies,
-    pub filters: Option<FilterRun>,
     pub pool: usize,
     pub action: SessionAction,
 }
@@ -53,19 +53,17 @@ pub(super) async fn serve(
     let mut body = request_body::read(client, generation.body).await?;
     let mut head = request_head(client, &exchange.record.request_id);
     let mut route = route;
-    let mut filters = None;
     if generation.has_filters {
-        let mut run = FilterRun::new(gateway, &generation, head.clone(), body);
+        let run = exchange.filters.insert(FilterRun::new(gateway, &generation, head.clone(), body));
         match run.request().await {
             FilterVerdict::Go => {}
-            FilterVerdict::Answer(response) => return answer(client, exchange, &response).await,
+            FilterVerdict::Answer(response) => return answer(client, exchange, &response, route.protocol()).await,
             FilterVerdict::Failed(refusal) => return Err(refusal),
         }
         (head, body) = run.changed_request();
         let path = String::from_utf8_lossy(&head.path).into_owned();
         route = Route::from_path(path.split('?').next().unwrap_or_default())
             .ok_or_else(|| Refusal::new(Kind::NotFound, "a filter rewrote the path to one that is not served"))?;
-        filters = Some(run);
     }
     let turn = match understand(route, &head.headers, body, &generation.understand) {
         Ok(turn) => Arc::new(turn),
@@ -116,7 +114,7 @@ pub(super) async fn serve(
     let env = PolicyEnv::new(Arc::clone(&facts), session, Arc::clone(&gateway.store));
     let policies =
         TurnPolicies::new(Arc::clone(&generation.chain), env, gateway.next_shard(), Arc::clone(&gateway.metrics));
-    let mut progress = TurnInProgress { gateway, exchange, turn, facts, policies, filters, pool, action };
+    let mut progress = TurnInProgress { gateway, exchange, turn, facts, policies, pool, action };
     let served = progress.run(client).await;
     progress.finish(&served);
     served
@@ -153,6 +151,9 @@ fn note_turn(gateway: &Gateway, exchange: &mut Exchange, turn: &Turn) {
         let count = u64::from(turn.unknown_hint_keys.count);
         gateway.metrics.ignored_hints.with_label_values(&["unknown_key"]).inc_by(count);
     }
+    for (rule, action) in &turn.steered.met {
+        gateway.metrics.steered.with_label_values(&[rule.row().key, action.name()]).inc();
+    }
     if turn.malformed_headers > 0 {
         let count = u64::from(turn.malformed_headers);
         gateway.metrics.ignored_hints.with_label_values(&["bad_header"]).inc_by(count);
@@ -164,21 +165,12 @@ pub(super) async fn answer(
     client: &mut ServerSession,
     exchange: &mut Exchange,
     response: &LocalResponse,
+    protocol: Protocol,
 ) -> Result<Connection, Refusal> {
-    exchange.record.status = response.status;
     exchange.record.end = "plugin_answer";
     exchange.record.reason = Some(response.details.clone());
-    let gone = |_| Refusal::new(Kind::ClientGone, "the client left");
-    let mut head =
-        pingora_http::ResponseHeader::build(response.status, Some(response.headers.len() + 2)).map_err(gone)?;
-    for (name, value) in &response.headers {
-        head.append_header(name.clone(), value.clone()).map_err(gone)?;
-    }
-    head.insert_header("content-length", response.body.len().to_string()).map_err(gone)?;
-    head.insert_header("x-request-id", exchange.record.request_id.as_str()).map_err(gone)?;
-    client.write_response_header(Box::new(head)).await.map_err(gone)?;
-    client.write_response_body(response.body.clone(), true).await.map_err(gone)?;
-    Ok(Connection::Keep)
+    let reply = Reply::plugin(response).map_err(|_| left())?;
+    reply.send(client, exchange, protocol, false).await.map_err(|_| left())
 }
 
 impl TurnInProgress<'_> {
@@ -190,7 +182,7 @@ impl TurnInProgress<'_> {
         let generation = Arc::clone(&self.exchange.generation);
         let wish = match self.admit(&generation)? {
             Ok(wish) => wish,
-            Err(response) => return answer(client, self.exchange, &response).await,
+            Err(response) => return answer(client, self.exchange, &response, self.turn.route.protocol()).await,
         };
         let attempts = generation.config.retry.attempts;
         let mut excluded: Vec<WorkerId> = Vec::new();
@@ -212,7 +204,9 @@ impl TurnInProgress<'_> {
                 Ok(placed) => placed,
                 Err(NoPlace::NoWorker) if unknown && self.first_probe(client).await? => continue,
                 Err(NoPlace::NoWorker) => break,
-                Err(NoPlace::Answer(_, response)) => return answer(client, self.exchange, &response).await,
+                Err(NoPlace::Answer(_, response)) => {
+                    return answer(client, self.exchange, &response, self.turn.route.protocol()).await;
+                }
                 Err(NoPlace::Closed(fault)) => {
                     return Err(Refusal::new(Kind::Plugin, format!("the policy {} failed", fault.plugin)));
                 }
@@ -245,8 +239,8 @@ impl TurnInProgress<'_> {
             }
         }
         match last {
-            Some(fault) => super::give_up::give_up(self.exchange, client, fault).await,
-            None => Err(Refusal::new(Kind::NoWorker, "no worker is ready").with_retry_after(2)),
+            Some(fault) => Err(give_up::refusal(self.gateway, self.exchange, fault)),
+            None => Err(give_up::no_worker(self.exchange)),
         }
     }
 
@@ -429,9 +423,6 @@ impl TurnInProgress<'_> {
             finish_reason: record.finish_reason.clone(),
         });
         self.policies.finish();
-        if let Some(filters) = &mut self.filters {
-            filters.finish();
-        }
         record.failed_policies = std::mem::take(&mut self.policies.failed);
         record.notes = std::mem::take(&mut self.policies.env.decision.log);
         record.events = std::mem::take(&mut self.policies.env.events);

@@ -4,6 +4,7 @@
 //! megabytes. This leg takes a body of any size, retries while nothing has reached the client, and can wait between
 //! chunks. What it must do itself: watch the client, frame the answer, strip hop-by-hop headers, keep the timeouts.
 
+pub mod forwarded;
 pub mod open;
 pub mod relay;
 pub mod request;

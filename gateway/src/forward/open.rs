@@ -11,6 +11,7 @@ use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::client::HttpSession;
 use pingora_http::{RequestHeader, ResponseHeader};
 use std::time::{Duration, Instant};
+use turnstile_fleet::complaint::status_of;
 use turnstile_fleet::observe::{FirstEvent, ObserveOptions, Observer};
 use turnstile_fleet::route::Route;
 
@@ -127,7 +128,9 @@ async fn begin(
     };
     if !head.status.is_success() {
         let body = whole_body(session, ERROR_BODY_LIMIT).await?;
-        return Err(AttemptFault::Status { status: head.status.as_u16(), head: Box::new(head), body });
+        // What it means, which Responses says in the text only: a full queue is retried whatever the route calls it.
+        let status = status_of(head.status.as_u16(), &body);
+        return Err(AttemptFault::Status { status, head: Box::new(head), body });
     }
     let mut pending = Vec::new();
     let Some(watch) = watch else {

@@ -57,6 +57,15 @@ pub struct Relayed {
     /// The client left. With [`Ending::Finished`]: after it had seen the stream's own end mark, as the OpenAI client does on
     /// every stream.
     pub left: bool,
+    /// What the client has of a stream ends where an event does.
+    pub between_events: bool,
+}
+
+impl Relayed {
+    /// A stream that the client has some of broke off, and another event can still be written to it.
+    pub fn breaks_a_stream(&self) -> bool {
+        self.committed && self.between_events && matches!(self.ending, Ending::Cut(_) | Ending::Timeout(_))
+    }
 }
 
 /// Adds headers that are known only when the head is about to be written.
@@ -71,7 +80,8 @@ pub async fn relay(
     late: &mut LateHeaders<'_>,
     limits: RelayLimits,
 ) -> Relayed {
-    let mut writer = Writer { head: Some(head), holds: opened.observer.is_some() && !streams(&opened.head) };
+    let holds = opened.observer.is_some() && !streams(&opened.head);
+    let mut writer = Writer { head: Some(head), holds, writing: false };
     let run = relay_inner(client, opened, &mut writer, filter, late, limits.between);
     let ending = match tokio::time::timeout(limits.total, run).await {
         Ok(ending) => ending,
@@ -80,12 +90,13 @@ pub async fn relay(
     let left = ending == Ending::ClientGone;
     let complete = opened.observer.as_ref().is_some_and(|o| o.observation().done);
     let committed = writer.head.is_none();
+    let between_events = !writer.writing && opened.observer.as_ref().is_some_and(Observer::between_events);
     if left && complete && committed {
         // All that is missing is the framing's end; reading it keeps the worker's connection usable.
         opened.ended |= drain(&mut opened.session).await;
-        return Relayed { ending: Ending::Finished, committed, left };
+        return Relayed { ending: Ending::Finished, committed, left, between_events };
     }
-    Relayed { ending, committed, left }
+    Relayed { ending, committed, left, between_events }
 }
 
 /// Reads what is left of an answer that has said its last. True when it came to its end.
@@ -108,6 +119,8 @@ struct Writer {
     head: Option<ResponseHeader>,
     /// The body is held to its end (JSON that is observed) and gets an exact length.
     holds: bool,
+    /// A write has begun and not ended.
+    writing: bool,
 }
 
 impl Writer {
@@ -118,9 +131,13 @@ impl Writer {
                 head.insert_header(header::CONTENT_LENGTH, chunk.len().to_string())
                     .map_err(|e| Ending::Cut(describe(&e)))?;
             }
+            self.writing = true;
             client.write_response_header(Box::new(head)).await.map_err(|_| Ending::ClientGone)?;
         }
-        client.write_response_body(chunk, end).await.map_err(|_| Ending::ClientGone)
+        self.writing = true;
+        client.write_response_body(chunk, end).await.map_err(|_| Ending::ClientGone)?;
+        self.writing = false;
+        Ok(())
     }
 }
 

@@ -1,9 +1,12 @@
 //! The request a worker gets, and the head of the answer a client gets.
 
-use crate::headers::{connection_listed, is_hop_by_hop, steers};
+use crate::forward::forwarded::{Origin, tell, tells_origin};
+use crate::headers::{connection_listed, is_hop_by_hop};
 use crate::upstream::Target;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use pingora_http::{RequestHeader, ResponseHeader};
+use turnstile_config::Forwarded;
+use turnstile_fleet::steering::SteeringOptions;
 
 /// Headers that are set anew or make no sense to a worker.
 fn replaced(name: &HeaderName) -> bool {
@@ -15,8 +18,21 @@ fn replaced(name: &HeaderName) -> bool {
         || name.as_str() == "x-request-id"
 }
 
+/// What decides which headers go on.
+#[derive(Debug, Clone, Copy)]
+pub struct Onward<'a> {
+    /// The steering table.
+    pub steering: &'a SteeringOptions,
+    /// What the worker is told of its client.
+    pub forwarded: &'a Forwarded,
+    /// Where the request came from.
+    pub origin: Origin<'a>,
+    /// The gateway has picked the data-parallel rank, which a header would overrule.
+    pub pins_rank: bool,
+}
+
 /// The request header for a worker: the client's, less what belongs to its hop or would steer the engine, with the
-/// worker's own authorization when it has one.
+/// worker's own authorization when it has one, and then without the client's.
 ///
 /// `accept-encoding` is dropped: the stream is observed, so it must not be compressed.
 ///
@@ -28,15 +44,19 @@ pub fn for_worker(
     path: &str,
     body_len: usize,
     request_id: &str,
+    onward: Onward<'_>,
 ) -> pingora_core::Result<RequestHeader> {
     // Without pingora's map of header spellings, which is a second map to fill: names are the same in any case.
-    let mut header = RequestHeader::build_no_case(Method::POST, path.as_bytes(), Some(client.len() + 3))?;
+    let mut header = RequestHeader::build_no_case(Method::POST, path.as_bytes(), Some(client.len() + 7))?;
     let listed = connection_listed(client);
+    let own_credentials = target.authorization.is_some() || !onward.steering.passes_credentials();
     for (name, value) in client {
         if is_hop_by_hop(name, &listed)
             || replaced(name)
-            || steers(name.as_str())
-            || (*name == header::AUTHORIZATION && target.authorization.is_some())
+            || tells_origin(name)
+            || onward.steering.stops(name.as_str())
+            || (onward.pins_rank && name.as_str() == "x-data-parallel-rank")
+            || (own_credentials && (*name == header::AUTHORIZATION || name.as_str() == "x-api-key"))
         {
             continue;
         }
@@ -48,6 +68,7 @@ pub fn for_worker(
     }
     header.insert_header(header::CONTENT_LENGTH, HeaderValue::from(body_len))?;
     header.insert_header("x-request-id", request_id)?;
+    tell(&mut header, client, onward.origin, onward.forwarded)?;
     Ok(header)
 }
 

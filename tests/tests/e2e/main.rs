@@ -4,6 +4,8 @@
 mod admin;
 mod agreement;
 mod bodies;
+mod errors;
+mod filter_ends;
 mod filters;
 mod hints;
 mod policies;
@@ -13,6 +15,7 @@ mod reload;
 mod retries;
 mod serving;
 mod sessions;
+mod steering;
 mod streaming_sessions;
 mod streams;
 mod structure;

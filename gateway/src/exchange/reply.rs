@@ -1,0 +1,77 @@
+//! Answers that no worker gave, on their way to the client: refusals, and what plugins answer. Filters that have seen the
+//! request see them like any other answer.
+
+use super::{Connection, Exchange};
+use crate::errors::Refusal;
+use crate::filters::FilterVerdict;
+use crate::forward::relay::ResponseFilter;
+use bytes::Bytes;
+use http::header;
+use pingora_core::protocols::http::ServerSession;
+use pingora_http::ResponseHeader;
+use turnstile_fleet::route::Protocol;
+use turnstile_plugins::LocalResponse;
+
+/// A whole answer.
+pub(super) struct Reply {
+    head: ResponseHeader,
+    body: Bytes,
+}
+
+// === impl Reply ===
+
+impl Reply {
+    /// A refusal in the shape of `protocol`.
+    pub fn refusal(refusal: &Refusal, protocol: Protocol) -> pingora_core::Result<Self> {
+        let mut head = ResponseHeader::build(refusal.status(), Some(4))?;
+        head.insert_header(header::CONTENT_TYPE, "application/json")?;
+        if let Some(seconds) = refusal.retry_after_s {
+            head.insert_header(header::RETRY_AFTER, seconds.to_string())?;
+        }
+        Ok(Self { head, body: refusal.body(protocol) })
+    }
+
+    /// What a plugin answers.
+    pub fn plugin(response: &LocalResponse) -> pingora_core::Result<Self> {
+        let mut head = ResponseHeader::build(response.status, Some(response.headers.len() + 2))?;
+        for (name, value) in &response.headers {
+            head.append_header(name.clone(), value.clone())?;
+        }
+        Ok(Self { head, body: response.body.clone() })
+    }
+
+    /// Shows it to the filters, unless they have seen the head of an answer already, and writes it. With `close` the
+    /// connection ends behind it.
+    ///
+    /// # Errors
+    /// When the client cannot be written to.
+    pub async fn send(
+        mut self,
+        client: &mut ServerSession,
+        exchange: &mut Exchange,
+        protocol: Protocol,
+        close: bool,
+    ) -> pingora_core::Result<Connection> {
+        if let Some(filters) = exchange.filters.as_mut() {
+            if filters.takes_answer() {
+                match filters.response_headers(&mut self.head).await {
+                    FilterVerdict::Go => self.body = filters.response_body().chunk(self.body, true),
+                    FilterVerdict::Answer(response) => self = Self::plugin(&response)?,
+                    FilterVerdict::Failed(refusal) => self = Self::refusal(&refusal, protocol)?,
+                }
+            }
+            filters.answered(&self.head);
+        }
+        let Self { mut head, body } = self;
+        exchange.record.status = head.status.as_u16();
+        head.insert_header(header::CONTENT_LENGTH, body.len().to_string())?;
+        head.insert_header("x-request-id", exchange.record.request_id.as_str())?;
+        if close {
+            client.set_keepalive(None);
+            client.set_close_on_response_before_downstream_finish(true);
+        }
+        client.write_response_header(Box::new(head)).await?;
+        client.write_response_body(body, true).await?;
+        Ok(if close { Connection::Cut } else { Connection::Keep })
+    }
+}
