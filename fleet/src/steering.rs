@@ -307,7 +307,7 @@ fn of_header(name: &str) -> Option<Rule> {
         Some(prefix) => name.starts_with(prefix),
         None => name == *pattern,
     };
-    ROWS.iter().find(|row| row.headers.iter().any(|pattern| fits(&pattern))).map(|row| row.rule)
+    ROWS.iter().find(|row| row.headers.iter().any(fits)).map(|row| row.rule)
 }
 
 // === impl Rule ===

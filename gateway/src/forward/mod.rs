@@ -36,7 +36,7 @@ pub enum AttemptFault {
     Status {
         /// The status.
         status: u16,
-        /// The head, to be relayed when no other worker is tried.
+        /// The head.
         head: Box<ResponseHeader>,
         /// The body.
         body: Bytes,
@@ -47,10 +47,6 @@ pub enum AttemptFault {
         status: u16,
         /// Its text.
         message: String,
-        /// The head of the stream.
-        head: Box<ResponseHeader>,
-        /// What was read, to be relayed when no other worker is tried.
-        seen: Vec<Bytes>,
     },
     /// The client left.
     ClientGone,

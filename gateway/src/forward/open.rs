@@ -127,7 +127,9 @@ async fn begin(
         }
     };
     if !head.status.is_success() {
-        let body = whole_body(session, ERROR_BODY_LIMIT).await?;
+        // What is no answer to a request has no body to wait for: a protocol that was switched never ends.
+        let is_error = head.status.is_client_error() || head.status.is_server_error();
+        let body = if is_error { whole_body(session, ERROR_BODY_LIMIT).await? } else { Bytes::new() };
         // What it means, which Responses says in the text only: a full queue is retried whatever the route calls it.
         let status = status_of(head.status.as_u16(), &body);
         return Err(AttemptFault::Status { status, head: Box::new(head), body });
@@ -148,11 +150,7 @@ async fn begin(
         }
     }
     if let FirstEvent::Error(error) = observer.first_event() {
-        let (status, message) = (error.status, error.message.clone());
-        // What follows the error is the end mark; it is kept so that the answer can be relayed whole.
-        let rest = whole_body(session, ERROR_BODY_LIMIT).await.unwrap_or_default();
-        pending.push(rest);
-        return Err(AttemptFault::Event { status, message, head: Box::new(head), seen: pending });
+        return Err(AttemptFault::Event { status: error.status, message: error.message.clone() });
     }
     Ok(Begun { head, observer: Some(observer), pending, ended: false })
 }
