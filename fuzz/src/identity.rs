@@ -18,7 +18,7 @@ pub fn identity(data: &[u8]) {
     let members = scan(&Bytes::copy_from_slice(body)).unwrap_or_else(|_| scan(&empty).expect("an object"));
     let options = IdentityOptions::new(SEED);
     let of = |headers: &HeaderMap| {
-        let control = parse(&members, headers, options.id_max_bytes).map(|e| e.control).unwrap_or_default();
+        let control = parse(&members, headers, options.id_max_bytes, true).map(|e| e.control).unwrap_or_default();
         identify(route, headers, &members, &control, &options)
     };
     let told = of(&headers);

@@ -16,7 +16,8 @@ struct Seen {
 }
 
 /// However an answer is split, it comes out the same and is understood the same, and no more of it is held than allowed. The
-/// first line names the route and any of `json`, `usage`, `details`, `asked`, `reply`, `tight`; the rest is the answer.
+/// first line names the route and any of `json`, `usage`, `details`, `asked`, `clean`, `reply`, `tight`; the
+/// rest is the answer.
 pub fn sse_observe(data: &[u8]) {
     let (line, answer) = first_line(data);
     let says = |flag: &str| line.split_ascii_whitespace().any(|word| word == flag);
@@ -26,6 +27,7 @@ pub fn sse_observe(data: &[u8]) {
         strip_usage: says("usage"),
         strip_cached_details: says("details"),
         cached_details_asked: says("asked"),
+        clean_errors: says("clean"),
         collect_reply: says("reply"),
         max_reply_bytes: if tight { 48 } else { 1 << 20 },
         max_event_bytes: if tight { 160 } else { 1 << 20 },
@@ -42,12 +44,13 @@ pub fn sse_observe(data: &[u8]) {
             let length = cuts(answer.len() - at).clamp(1, answer.len() - at);
             observer.push(answer.slice(at..at + length), &mut parts);
             at += length;
-            held.push(at - parts.iter().map(Bytes::len).sum::<usize>());
+            // A cleaned message can be longer than it was.
+            held.push(at.saturating_sub(parts.iter().map(Bytes::len).sum::<usize>()));
         }
         observer.finish(&mut parts);
         let out = parts.concat();
         // What is taken out does not come later, so it is not held.
-        let taken = answer.len() - out.len();
+        let taken = answer.len().saturating_sub(out.len());
         assert!(held.iter().all(|held| *held <= bound + taken), "held {held:?}, bound {bound}, taken out {taken}");
         if !observer.may_change_length() {
             assert!(held.iter().all(|held| *held == 0));

@@ -1,7 +1,7 @@
 //! What clients are told when something is wrong: one table, in the shape of each protocol, without what is not theirs.
 
 use serde_json::{Value, json};
-use turnstile_sim::{Fault, FaultKind};
+use turnstile_sim::{Fault, FaultKind, Place};
 use turnstile_tests::harness::{Answer, CHAT, Request, Rig, Scripted, Setup, chat, until};
 
 /// The protocols, each by a path and a body.
@@ -286,7 +286,7 @@ async fn a_head_that_is_no_answer_is_not_relayed() {
 async fn a_stream_that_breaks_says_so_in_its_protocol_and_ends_short() {
     let rig = Setup::new().start().await;
     for (path, request) in asked(true) {
-        rig.worker().faults().add(Fault::once(FaultKind::CutAfterBytes(1500)));
+        rig.worker().faults().add(Fault::once(FaultKind::Cut(Place::Body(1500))));
         let answer = rig.post(path, &request).await;
         assert_eq!((answer.status, answer.complete), (200, false), "{path}: {}", answer.text());
         let text = answer.text();

@@ -1,7 +1,7 @@
 //! How filters see the end of a request: every answer, whoever gives it, and `on_log`, `on_done`, `on_delete` once.
 
 use serde_json::{Value, json};
-use turnstile_sim::{Fault, FaultKind};
+use turnstile_sim::{Fault, FaultKind, Place};
 use turnstile_tests::harness::{
     Answer, CHAT, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, chat_stream, module, until,
 };
@@ -110,7 +110,7 @@ async fn a_workers_error_is_seen_as_the_client_gets_it() {
         FaultKind::Status(400, Some("{\"message\":\"no\"}".into())),
         FaultKind::Status(500, None),
         FaultKind::ErrorEvent(503, "full".into()),
-        FaultKind::CutAfterBytes(0),
+        FaultKind::Cut(Place::Head),
     ] {
         let request = Request::json(CHAT, &chat_stream("Hello"));
         let prepare = async |rig: &Rig| rig.worker().faults().add(Fault::always(fault.clone()));
@@ -123,7 +123,7 @@ async fn a_workers_error_is_seen_as_the_client_gets_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_stream_ends_once_and_the_filters_see_its_last_event() {
     let request = Request::json(CHAT, &chat_stream("Hello"));
-    let prepare = async |rig: &Rig| rig.worker().faults().add(Fault::once(FaultKind::CutAfterBytes(800)));
+    let prepare = async |rig: &Rig| rig.worker().faults().add(Fault::once(FaultKind::Cut(Place::Body(800))));
     let (answer, seen) = through(with(&[counting("counting")]), &request, prepare).await;
     assert_eq!((answer.complete, seen), (false, (1.0, 1.0)));
     assert!(answer.text().contains("broken_off"));
@@ -132,7 +132,7 @@ async fn a_broken_stream_ends_once_and_the_filters_see_its_last_event() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_broke_off_while_it_was_held_is_shown_once() {
     let request = Request::json(CHAT, &chat("Hello"));
-    let prepare = async |rig: &Rig| rig.worker().faults().add(Fault::once(FaultKind::CutAfterBytes(50)));
+    let prepare = async |rig: &Rig| rig.worker().faults().add(Fault::once(FaultKind::Cut(Place::Body(50))));
     let (answer, seen) = through(with(&[counting("counting")]), &request, prepare).await;
     assert_eq!((answer.status, seen), (502, (1.0, 0.0)));
 }
