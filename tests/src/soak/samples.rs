@@ -28,7 +28,8 @@ const fn row(name: &'static str, share: f64, more: f64) -> Row {
 const ROWS: [Row; 12] = [
     row("memory (RSS), MiB", 0.2, 24.0),
     row("open files", 0.0, 8.0),
-    row("tasks", 0.0, 4.0),
+    // Probes come and go, each with a connection.
+    row("tasks", 0.0, 8.0),
     row("sessions", 0.0, 0.0),
     row("turns in the queue", 0.0, 0.0),
     row("requests in progress", 0.0, 0.0),
@@ -70,6 +71,13 @@ impl Sample {
     pub fn unsettled(&self) -> Vec<String> {
         let busy = ROWS.iter().zip(self.values).skip(3).filter(|(_, value)| *value != 0.0);
         busy.map(|(row, value)| format!("{}: {value}", row.name)).collect()
+    }
+
+    /// The smaller of two, row by row.
+    pub fn at_least(&mut self, other: &Self) {
+        for (value, other) in self.values.iter_mut().zip(other.values) {
+            *value = value.min(other);
+        }
     }
 
     /// The larger of two, row by row.

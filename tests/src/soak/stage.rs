@@ -133,7 +133,13 @@ impl Stage {
         }
         // The gateway keeps idle connections to workers for so long, and a little more.
         tokio::time::sleep(Duration::from_millis(IDLE_MS + 2000)).await;
-        self.sample().await
+        // What comes and goes, such as probes, is not what is left.
+        let mut rest = self.sample().await?;
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_millis(130)).await;
+            rest.at_least(&self.sample().await?);
+        }
+        Ok(rest)
     }
 }
 

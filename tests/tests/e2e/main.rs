@@ -19,3 +19,5 @@ mod steering;
 mod streaming_sessions;
 mod streams;
 mod structure;
+mod swap;
+mod traffic;

@@ -1,77 +1,18 @@
 //! Configuration and policies change under running streams, and bad ones change nothing.
 
-use crate::streams::scrub;
-use serde_json::{Value, json};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use turnstile_sim::SimWorker;
+use crate::traffic::{Traffic, prompt};
+use serde_json::json;
 use turnstile_tests::harness::{
-    Answer, CHAT, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, chat_stream, logs, module, send, swap,
-    until,
+    Answer, CHAT, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, logs, module, send, swap, until,
 };
 
-const STREAMS: usize = 32;
-
-fn prompt(n: usize) -> Value {
-    chat_stream(&format!("Stream {n}. [[sim:tokens=60]]"))
-}
-
-fn policy_file() -> PluginText {
+pub fn policy_file() -> PluginText {
     PluginText::new("extra", "extra.wasm", "route")
 }
 
-fn chain(margin_ms: u32) -> Vec<PluginText> {
+pub fn chain(margin_ms: u32) -> Vec<PluginText> {
     let [queue, binding, affinity] = built_in();
     vec![queue, binding, policy_file(), affinity.key(format!("config.margin_ms = {margin_ms}"))]
-}
-
-/// Streams that follow each other without a pause, 32 at a time, each compared with what the worker says directly.
-struct Traffic {
-    stop: Arc<AtomicBool>,
-    served: Arc<AtomicUsize>,
-    tasks: tokio::task::JoinSet<()>,
-}
-
-impl Traffic {
-    async fn start(rig: &Rig) -> Self {
-        let twin = SimWorker::start("127.0.0.1:0", rig.workers[0].config().clone()).await.unwrap();
-        let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let mut tasks = tokio::task::JoinSet::new();
-        for n in 0..STREAMS {
-            let request = Request::json(CHAT, &prompt(n));
-            let wanted = scrub(&send(twin.addr(), &request).await.text());
-            assert!(wanted.ends_with("data: [DONE]\n\n"));
-            let (addr, stop, served) = (rig.addr(), Arc::clone(&stop), Arc::clone(&served));
-            tasks.spawn(async move {
-                while !stop.load(Ordering::Relaxed) {
-                    let answer = send(addr, &request).await;
-                    assert_eq!((answer.status, answer.complete), (200, true), "{}", answer.text());
-                    assert!(scrub(&answer.text()) == wanted, "altered: {}", answer.text());
-                    served.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-        }
-        Self { stop, served, tasks }
-    }
-
-    /// Waits until every stream that runs now has ended, and as many again.
-    async fn goes_on(&mut self) {
-        let goal = self.served.load(Ordering::Relaxed) + 2 * STREAMS;
-        until("streams go on", async || {
-            if let Some(ended) = self.tasks.try_join_next() {
-                ended.unwrap();
-            }
-            self.served.load(Ordering::Relaxed) >= goal
-        })
-        .await;
-    }
-
-    async fn end(mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        while let Some(ended) = self.tasks.join_next().await {
-            ended.unwrap();
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,7 +26,7 @@ async fn workers_and_policies_change_while_32_streams_run_and_none_is_hurt() {
         .plugins(&chain(50))
         .start()
         .await;
-    let mut traffic = Traffic::start(&rig).await;
+    let mut traffic = Traffic::start(&rig, usize::MAX).await;
     traffic.goes_on().await;
 
     rig.edit(|setup| setup.set_pool_workers("default", &[1, 2]));
@@ -140,7 +81,7 @@ async fn a_stream_ends_on_the_generation_and_worker_it_began_with() {
     assert_eq!(rig.record_of(&answer).await["generation"], 1);
 }
 
-async fn reload(rig: &Rig) -> Answer {
+pub async fn reload(rig: &Rig) -> Answer {
     send(rig.admin_addr(), &Request::new("POST", "/reload")).await
 }
 
