@@ -102,7 +102,7 @@ fn numbers_out_of_range_name_the_range() {
             "2:18: retry.attempts: must be from 1 to 100",
             "3:31: admission.kv_high_watermark: must be from 0.05 to 1.0",
             "4:21: limits.body_bytes: must be from 1KiB to 4GiB",
-            "5:23: limits.header_bytes: must be from 1KiB to 1MiB",
+            "5:23: limits.header_bytes: must be from 1KiB to 512KiB",
             "6:29: admission.overload_status: expected 503 or 429",
             "7:27: prefill.engine_priority: must be from -2147483648 to 2147483647",
         ]

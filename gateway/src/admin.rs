@@ -304,7 +304,12 @@ impl Admin {
     }
 
     async fn explain(&self, session: &mut ServerSession) -> Answer {
-        let limits = crate::request_body::BodyLimits { bytes: EXPLAIN_LIMIT, pause: Duration::from_secs(30) };
+        let limits = crate::request_body::BodyLimits {
+            bytes: EXPLAIN_LIMIT,
+            decoding: true,
+            pause: Duration::from_secs(30),
+            total: Duration::from_secs(600),
+        };
         let body = match crate::request_body::read(session, limits).await {
             Ok(body) => body,
             Err(refusal) => return Answer::error(StatusCode::BAD_REQUEST, &refusal.message),

@@ -1,34 +1,346 @@
-//! A client's connection with a write buffer.
+//! A client's connection: the socket with a write buffer, and what holds below HTTP: where a request ends, how long and how
+//! large its head may be, how long a client may take nothing, and whether it is still there.
 //!
-//! A stream that is made from a socket outside pingora's own listeners has no buffers. Without one, head and body of an answer
-//! are two packets, and each piece of a chunked body three writes; a packet costs more than all else that is done for it.
+//! The HTTP/1 parser above limits each read, not the head as a whole; it reads on into the next request, takes more for a
+//! chunk than the grammar does, and sees a client leave only when it has read all that came before. All of that is known here,
+//! where every byte passes.
 
+use crate::chunked::Chunks;
 use async_trait::async_trait;
-use pingora_core::protocols::l4::stream::Stream as L4Stream;
+use bytes::{Buf, BytesMut};
+use parking_lot::Mutex;
+use pingora_core::protocols::http::v1::server::HttpSession;
 use pingora_core::protocols::{
     GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, TimingDigest, UniqueID,
     UniqueIDType, raw_connect::ProxyDigest,
 };
+use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, BufWriter, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, BufWriter, Interest, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 /// Room for a head and a small body, or for a piece of a stream. An idle connection holds it, so it is not larger.
 const WRITE_BUFFER: usize = 4096;
 
+/// What the kernel takes of an answer beyond what the client's own window lets it send. Without a limit it takes megabytes from
+/// a worker for a client that reads none of it.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const UNSENT: u32 = 128 * 1024;
+
+/// Holds where no configuration says otherwise: on the admin listener.
+const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a client may do.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientLimits {
+    /// Bytes of a request head on the wire, request line included.
+    pub head_bytes: usize,
+    /// From the first byte of a head to its last.
+    pub head_time: Duration,
+    /// Until the first byte of a head.
+    pub idle: Duration,
+    /// How long it may take nothing of what is written.
+    pub patience: Duration,
+}
+
+/// Why reading was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadFault {
+    /// The head is larger than [`ClientLimits::head_bytes`].
+    HeadTooLarge,
+    /// The head began, but took longer than [`ClientLimits::head_time`].
+    HeadTooSlow,
+    /// Nothing came within [`ClientLimits::idle`].
+    Idle,
+    /// The body breaks its chunks.
+    BadChunk,
+}
+
 /// A connection. Reads go straight to the socket, as the readers above have buffers of their own.
 #[derive(Debug)]
 pub struct ClientStream {
-    inner: BufWriter<L4Stream>,
+    inner: BufWriter<Socket>,
+    digest: Arc<SocketDigest>,
 }
 
+#[derive(Debug)]
+struct Socket {
+    tcp: TcpStream,
+    /// Taken from the socket already, to be read next: what stood behind the part of a request that was read.
+    ahead: BytesMut,
+    watch: Mutex<Watch>,
+    /// Runs while the client takes nothing.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+#[derive(Debug)]
+struct Watch {
+    patience: Duration,
+    reading: Reading,
+    fault: Option<ReadFault>,
+    /// Kept from head to head.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+/// What is being read.
+#[derive(Debug, Clone, Copy)]
+enum Reading {
+    /// Anything, to any length.
+    Free,
+    Head(Head),
+    Chunked(Chunks),
+}
+
+/// The head that is being read.
+#[derive(Debug, Clone, Copy)]
+struct Head {
+    left: usize,
+    begun: bool,
+    deadline: Instant,
+    time: Duration,
+    /// What was read last.
+    last: [u8; 3],
+}
+
+// === impl ClientStream ===
+
 impl ClientStream {
-    /// Buffers what is written to `stream`.
-    pub fn new(stream: L4Stream) -> Self {
-        Self { inner: BufWriter::with_capacity(WRITE_BUFFER, stream) }
+    /// A new connection from `peer`, without limits until [`Self::begin_head`] sets them.
+    pub fn new(tcp: TcpStream, peer: SocketAddr) -> Self {
+        // A system without the option keeps its own bounds.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        let _ = socket2::SockRef::from(&tcp).set_tcp_notsent_lowat(UNSENT);
+        let digest = SocketDigest::from_raw_fd(tcp.as_raw_fd());
+        let _ = digest.peer_addr.set(Some(peer.into()));
+        let watch = Watch { patience: DEFAULT_PATIENCE, reading: Reading::Free, fault: None, timer: None };
+        let socket = Socket { tcp, ahead: BytesMut::new(), watch: Mutex::new(watch), stalled: None };
+        Self { inner: BufWriter::with_capacity(WRITE_BUFFER, socket), digest: Arc::new(digest) }
+    }
+
+    /// The connection under an HTTP/1 session.
+    pub fn of(session: &HttpSession) -> Option<&Self> {
+        (**session.stream()).as_any().downcast_ref()
+    }
+
+    /// From now on a request head is read, and no byte behind it.
+    pub fn read_head(&self, limits: ClientLimits) {
+        let socket = self.inner.get_ref();
+        let begun = !socket.ahead.is_empty();
+        let wait = if begun { limits.head_time } else { limits.idle };
+        let (deadline, time) = (Instant::now() + wait, limits.head_time);
+        let mut watch = socket.watch.lock();
+        watch.reading = Reading::Head(Head { left: limits.head_bytes, begun, deadline, time, last: [0; 3] });
+        watch.patience = limits.patience;
+        watch.fault = None;
+    }
+
+    /// From now on a chunked body is read, and no byte behind it.
+    pub fn read_chunked(&self) {
+        self.inner.get_ref().watch.lock().reading = Reading::Chunked(Chunks::default());
+    }
+
+    /// From now on anything is read.
+    pub fn read_freely(&self) {
+        self.inner.get_ref().watch.lock().reading = Reading::Free;
+    }
+
+    /// Why reading failed, when that was not for the connection.
+    pub fn fault(&self) -> Option<ReadFault> {
+        self.inner.get_ref().watch.lock().fault
+    }
+
+    /// True when the connection opens with these bytes. They stay to be read.
+    ///
+    /// # Errors
+    /// When the connection ends or a limit of the head is met first.
+    pub async fn opens_with(&mut self, preface: &[u8]) -> io::Result<bool> {
+        let socket = self.inner.get_mut();
+        let mut piece = [0u8; 32];
+        loop {
+            if !preface.starts_with(&socket.ahead) {
+                return Ok(false);
+            }
+            let missing = preface.len() - socket.ahead.len();
+            if missing == 0 {
+                return Ok(true);
+            }
+            let room = missing.min(piece.len());
+            let mut buf = ReadBuf::new(piece.get_mut(..room).unwrap_or_default());
+            poll_fn(|cx| socket.poll_socket(cx, &mut buf)).await?;
+            if buf.filled().is_empty() {
+                return Ok(false);
+            }
+            socket.ahead.extend_from_slice(buf.filled());
+        }
+    }
+
+    /// Resolves when the client has closed its side, however much it sent before that is still unread.
+    ///
+    /// A client that has only closed its writing side looks the same and counts as gone, as it does for nginx, Envoy and
+    /// SGLang's own server.
+    pub async fn closed(&self) {
+        let tcp = &self.inner.get_ref().tcp;
+        // The end of the client's bytes is an event of its own, which a wait for urgent data includes and unread bytes do not
+        // hide. An error means that the connection is no more.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        while tcp.ready(Interest::PRIORITY).await.is_ok_and(|ready| !ready.is_read_closed()) {}
+        // Elsewhere unread bytes make the wait return at once, so it is repeated.
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        while tcp.ready(Interest::READABLE).await.is_ok_and(|ready| !ready.is_read_closed()) {
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// True when bytes of the client wait to be read.
+    pub fn has_unread(&self) -> bool {
+        let socket = self.inner.get_ref();
+        !socket.ahead.is_empty() || socket.tcp.try_read(&mut [0]).is_ok_and(|read| read > 0)
+    }
+
+    /// Makes the end of the connection an error for the client: what it has got is not all.
+    pub fn reset_on_drop(&self) {
+        let _ = self.inner.get_ref().tcp.set_zero_linger();
+    }
+}
+
+// === impl Socket ===
+
+impl Socket {
+    /// Reads what has been taken already, else from the socket; not beyond the part of a request that is being read.
+    fn poll_part(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.ahead.is_empty() {
+            let before = buf.filled().len();
+            ready!(self.poll_socket(cx, buf))?;
+            let read = buf.filled().get(before..).unwrap_or_default();
+            let part = self.watch.get_mut().part_of(read)?;
+            self.ahead.extend_from_slice(read.get(part..).unwrap_or_default());
+            buf.set_filled(before + part);
+            return Poll::Ready(Ok(()));
+        }
+        let size = self.ahead.len().min(buf.remaining());
+        let part = self.watch.get_mut().part_of(self.ahead.get(..size).unwrap_or_default())?;
+        buf.put_slice(self.ahead.get(..part).unwrap_or_default());
+        self.ahead.advance(part);
+        if self.ahead.is_empty() {
+            // An idle connection holds no buffer.
+            self.ahead = BytesMut::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads from the socket, within the limits of the head that is being read.
+    fn poll_socket(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let watch = self.watch.get_mut();
+        let Reading::Head(head) = &mut watch.reading else { return Pin::new(&mut self.tcp).poll_read(cx, buf) };
+        if head.left == 0 {
+            watch.fault = Some(ReadFault::HeadTooLarge);
+            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        }
+        let before = buf.filled().len();
+        if Pin::new(&mut self.tcp).poll_read(cx, buf)?.is_ready() {
+            if buf.filled().len() > before && !head.begun {
+                head.begun = true;
+                head.deadline = Instant::now() + head.time;
+            }
+            return Poll::Ready(Ok(()));
+        }
+        let timer = watch.timer.get_or_insert_with(|| Box::pin(sleep_until(head.deadline)));
+        if timer.deadline() != head.deadline {
+            timer.as_mut().reset(head.deadline);
+        }
+        ready!(timer.as_mut().poll(cx));
+        watch.fault = Some(if head.begun { ReadFault::HeadTooSlow } else { ReadFault::Idle });
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// Gives up on a client that takes nothing.
+    fn patient<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let patience = self.watch.get_mut().patience;
+        let timer = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
+        ready!(timer.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+// === impl Watch ===
+
+impl Watch {
+    /// How many of these bytes belong to what is being read.
+    fn part_of(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.reading {
+            Reading::Free => Ok(bytes.len()),
+            Reading::Head(head) => {
+                let part = head.part_of(bytes);
+                head.left = head.left.saturating_sub(part);
+                Ok(part)
+            }
+            Reading::Chunked(chunks) => chunks.follow(bytes).map_err(|_| {
+                self.fault = Some(ReadFault::BadChunk);
+                io::ErrorKind::InvalidData.into()
+            }),
+        }
+    }
+}
+
+impl Head {
+    /// The bytes up to an empty line. Should the head not end with it, as when one stands before the head, it is read on.
+    fn part_of(&mut self, bytes: &[u8]) -> usize {
+        let last = self.last;
+        // The byte so far before a place; the first ones stand in what was read before.
+        let before = |at: usize, back: usize| match at.checked_sub(back) {
+            Some(at) => bytes.get(at).copied(),
+            None => (last.len() + at).checked_sub(back).and_then(|at| last.get(at).copied()),
+        };
+        let ends = |at: &usize| [1, 2, 3].map(|back| before(*at, back)) == [Some(b'\r'), Some(b'\n'), Some(b'\r')];
+        let part = memchr::memchr_iter(b'\n', bytes).find(ends).map_or(bytes.len(), |at| at + 1);
+        self.last = [3, 2, 1].map(|back| before(part, back).unwrap_or_default());
+        part
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.poll_part(cx, buf)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.tcp).poll_write(cx, buf);
+        self.patient(cx, written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.tcp).poll_flush(cx);
+        self.patient(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.tcp).poll_write_vectored(cx, bufs);
+        self.patient(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.tcp.is_write_vectored()
     }
 }
 
@@ -70,56 +382,61 @@ impl AsyncWrite for ClientStream {
 impl Shutdown for ClientStream {
     async fn shutdown(&mut self) {
         // Whoever is gone does not get the rest.
-        let _ = self.inner.flush().await;
-        Shutdown::shutdown(self.inner.get_mut()).await;
+        let _ = self.inner.shutdown().await;
     }
 }
 
 impl UniqueID for ClientStream {
     fn id(&self) -> UniqueIDType {
-        self.inner.get_ref().id()
+        self.inner.get_ref().tcp.as_raw_fd()
     }
 }
 
 impl Ssl for ClientStream {}
 
-#[async_trait]
-impl Peek for ClientStream {
-    async fn try_peek(&mut self, buf: &mut [u8]) -> io::Result<bool> {
-        self.inner.get_mut().try_peek(buf).await
-    }
-}
+impl Peek for ClientStream {}
 
 impl GetTimingDigest for ClientStream {
     fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
-        self.inner.get_ref().get_timing_digest()
-    }
-
-    fn get_read_pending_time(&self) -> Duration {
-        self.inner.get_ref().get_read_pending_time()
-    }
-
-    fn get_write_pending_time(&self) -> Duration {
-        self.inner.get_ref().get_write_pending_time()
+        Vec::new()
     }
 }
 
 impl GetProxyDigest for ClientStream {
     fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
-        self.inner.get_ref().get_proxy_digest()
-    }
-
-    fn set_proxy_digest(&mut self, digest: ProxyDigest) {
-        self.inner.get_mut().set_proxy_digest(digest);
+        None
     }
 }
 
 impl GetSocketDigest for ClientStream {
     fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
-        self.inner.get_ref().get_socket_digest()
+        Some(Arc::clone(&self.digest))
     }
+}
 
-    fn set_socket_digest(&mut self, digest: SocketDigest) {
-        self.inner.get_mut().set_socket_digest(digest);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_is_read_to_its_empty_line_in_pieces_of_any_size() {
+        let head = b"GET / HTTP/1.1\r\nx: \r\r\n\n\r\n\r\n";
+        let bytes = [&head[..], b"\n\r\nGET /next HTTP/1.1\r\n\r\n"].concat();
+        for size in 1..=bytes.len() {
+            let now = Instant::now();
+            let mut reading = Head { left: 1000, begun: true, deadline: now, time: Duration::ZERO, last: [0; 3] };
+            let mut read = 0;
+            for piece in bytes.chunks(size) {
+                let part = reading.part_of(piece);
+                read += part;
+                if part < piece.len() {
+                    break;
+                }
+                if read == head.len() {
+                    break;
+                }
+            }
+            assert_eq!(read, head.len(), "in pieces of {size}");
+        }
     }
 }

@@ -26,12 +26,20 @@ pub enum Kind {
     RequestTimeout,
     /// The body is over `limits.body_bytes`.
     TooLarge,
-    /// A header or the request target is over its limit.
+    /// The headers are over their limits.
     HeaderTooLarge,
+    /// The request target is over `limits.uri_bytes`.
+    UriTooLong,
+    /// The body's content encoding is not decoded here.
+    UnsupportedEncoding,
+    /// An `Expect` that nobody meets.
+    ExpectationFailed,
     /// Another turn of the same streaming session is running.
     SessionBusy,
     /// `open_session` was refused or failed on the worker.
     SessionOpen,
+    /// The listener has as many connections as it may.
+    TooManyConnections,
     /// The queue is full.
     QueueFull,
     /// The turn waited longer than its deadline.
@@ -104,7 +112,7 @@ pub struct Row {
 
 impl Kind {
     /// Every kind, for tests and documentation.
-    pub const ALL: [Kind; 30] = [
+    pub const ALL: [Kind; 34] = [
         Kind::BadRequest,
         Kind::Unauthorized,
         Kind::NotFound,
@@ -113,8 +121,12 @@ impl Kind {
         Kind::RequestTimeout,
         Kind::TooLarge,
         Kind::HeaderTooLarge,
+        Kind::UriTooLong,
+        Kind::UnsupportedEncoding,
+        Kind::ExpectationFailed,
         Kind::SessionBusy,
         Kind::SessionOpen,
+        Kind::TooManyConnections,
         Kind::QueueFull,
         Kind::QueueTimeout,
         Kind::NoWorker,
@@ -160,8 +172,14 @@ impl Kind {
             Kind::RequestTimeout => row(408, BAD, BAD, "request_timeout", Blame::Client),
             Kind::TooLarge => row(413, BAD, "request_too_large", "body_too_large", Blame::Client),
             Kind::HeaderTooLarge => row(431, BAD, BAD, "header_too_large", Blame::Client),
+            Kind::UriTooLong => row(414, BAD, BAD, "uri_too_long", Blame::Client),
+            Kind::UnsupportedEncoding => row(415, BAD, BAD, "unsupported_encoding", Blame::Client),
+            Kind::ExpectationFailed => row(417, BAD, BAD, "expectation_failed", Blame::Client),
             Kind::SessionBusy => row(409, "conflict_error", BAD, "session_busy", Blame::Client),
             Kind::SessionOpen => row(502, "server_error", "api_error", "session_open_failed", Blame::Worker),
+            Kind::TooManyConnections => {
+                row(503, "overloaded_error", "overloaded_error", "too_many_connections", Blame::Load)
+            }
             Kind::QueueFull => row(503, "overloaded_error", "overloaded_error", "queue_full", Blame::Load),
             Kind::QueueTimeout => row(503, "overloaded_error", "overloaded_error", "queue_timeout", Blame::Load),
             Kind::NoWorker => row(503, "server_error", "overloaded_error", "no_worker", Blame::Worker),
@@ -221,12 +239,24 @@ pub struct Refusal {
     pub retry_after_s: Option<u32>,
     /// Replaces the table's status where an option says so (`admission.overload_status`).
     pub status: Option<u16>,
+    /// A header that tells what would be accepted (`Allow`, `Accept-Encoding`).
+    pub header: Option<(&'static str, &'static str)>,
+    /// The connection ends after it: where the request itself ended is in doubt.
+    pub closes: bool,
 }
 
 impl Refusal {
     /// A refusal without a field or a time to come back.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), param: None, retry_after_s: None, status: None }
+        Self {
+            kind,
+            message: message.into(),
+            param: None,
+            retry_after_s: None,
+            status: None,
+            header: None,
+            closes: false,
+        }
     }
 
     /// Names the request field at fault.
@@ -244,6 +274,18 @@ impl Refusal {
     /// Overrides the table's status.
     pub fn with_status(mut self, status: u16) -> Self {
         self.status = Some(status);
+        self
+    }
+
+    /// Adds a header that tells what would be accepted.
+    pub fn with_header(mut self, name: &'static str, value: &'static str) -> Self {
+        self.header = Some((name, value));
+        self
+    }
+
+    /// Ends the connection with it.
+    pub fn closing(mut self) -> Self {
+        self.closes = true;
         self
     }
 

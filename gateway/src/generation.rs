@@ -300,7 +300,9 @@ impl Prepared {
             max_ttl_ms: config.sessions.max_timeout_s.saturating_mul(1000),
             body: BodyLimits {
                 bytes: config.limits.body_bytes.as_usize(),
+                decoding: config.limits.body_decoding,
                 pause: Duration::from_secs(config.timeouts.client_body_s),
+                total: Duration::from_secs(config.timeouts.client_body_total_s),
             },
             log_candidates: LOG_CANDIDATES,
             loaded_at: crate::clock::unix_ms(),

@@ -4,10 +4,8 @@
 use crate::client_stream::ClientStream;
 use parking_lot::Mutex;
 use pingora_core::apps::ServerApp;
-use pingora_core::protocols::l4::stream::Stream as L4Stream;
-use pingora_core::protocols::{GetSocketDigest, SocketDigest, Stream};
+use pingora_core::protocols::Stream;
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -55,11 +53,7 @@ impl Bound {
                         let app = Arc::clone(&app);
                         let watch = shutdown.clone();
                         connections.spawn(async move {
-                            let mut stream = L4Stream::from(socket);
-                            let digest = SocketDigest::from_raw_fd(stream.as_raw_fd());
-                            let _ = digest.peer_addr.set(Some(peer.into()));
-                            stream.set_socket_digest(digest);
-                            let stream: Stream = Box::new(ClientStream::new(stream));
+                            let stream: Stream = Box::new(ClientStream::new(socket, peer));
                             app.process_new(stream, &watch).await;
                         });
                     }

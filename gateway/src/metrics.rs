@@ -54,6 +54,8 @@ pub struct Metrics {
     pub tasks: IntGauge,
     /// Requests ended, by route, pool and status.
     pub requests: IntCounterVec,
+    /// Connections of clients.
+    pub client_connections: IntGauge,
     /// Requests in progress by route.
     pub in_progress: IntGaugeVec,
     /// Refusals of our own by error code.
@@ -189,6 +191,10 @@ impl Metrics {
                 "turnstile_requests_total",
                 "Requests ended, by route, pool and HTTP status (499: the client left first)",
                 &["route", "pool", "status"],
+            )?,
+            client_connections: b.gauge(
+                "turnstile_client_connections",
+                "Connections that clients have open, over all listeners (limits.connections is for each)",
             )?,
             in_progress: b.gauges("turnstile_requests_in_progress", "Requests being served", &["route"])?,
             refusals: b.counter(

@@ -1,61 +1,97 @@
-//! Reading the request body to its end, within its limits.
+//! Reading the request body to its end, within its limits, and decoding it.
 
+use crate::client_stream::{ClientStream, ReadFault};
+use crate::content_encoding::{Coding, Undecoded, decode};
 use crate::errors::{Kind, Refusal};
 use crate::headers::expects_continue;
 use bytes::{Bytes, BytesMut};
-use http::header;
+use http::{HeaderValue, Version, header};
 use pingora_core::protocols::http::ServerSession;
 use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
 
 /// What a request body may be.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
     /// `limits.body_bytes`.
     pub bytes: usize,
+    /// `limits.body_decoding`.
+    pub decoding: bool,
     /// `timeouts.client_body_s`: the longest pause between two pieces.
     pub pause: Duration,
+    /// `timeouts.client_body_total_s`.
+    pub total: Duration,
 }
 
-/// Reads the whole body. Answers `Expect: 100-continue` first, since nothing else would.
+/// Reads the whole body. Answers `Expect: 100-continue` first, since nothing else would. A body with a content encoding is
+/// decoded, and the head then describes what came out.
 ///
 /// # Errors
-/// 413 over the limit (without reading on), 408 when the client pauses too long, 499 when it left, 400 for a broken body.
+/// 413 over the limit (without reading on), 415 for an encoding that is not decoded, 408 when the client takes too long, 499
+/// when it left, 400 for a broken body.
 pub async fn read(session: &mut ServerSession, limits: BodyLimits) -> Result<Bytes, Refusal> {
-    let too_large = || {
-        Refusal::new(
-            Kind::TooLarge,
-            format!("the request body is larger than limits.body_bytes = {} bytes", limits.bytes),
-        )
-    };
-    let declared = session
-        .req_header()
-        .headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|v| v.to_str().ok())
-        .and_then(|v| v.parse::<usize>().ok());
+    let head = session.req_header();
+    let coding = Coding::of(&head.headers, limits.decoding)?;
+    let declared = head.headers.get(header::CONTENT_LENGTH);
+    let declared = declared.and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<usize>().ok());
     if declared.is_some_and(|n| n > limits.bytes) {
-        return Err(too_large());
+        return Err(too_large(limits));
     }
-    if expects_continue(&session.req_header().headers) {
+    let waits = head.version != Version::HTTP_10 && expects_continue(&head.headers);
+    if waits && !session.is_body_done() {
         session.write_continue_response().await.map_err(|e| gone(&e))?;
     }
+    let body = read_raw(session, limits, declared).await?;
+    let Some(coding) = coding else { return Ok(body) };
+    let body = decode(coding, body, limits.bytes).await.map_err(|why| match why {
+        Undecoded::TooLarge => too_large(limits),
+        Undecoded::Broken => {
+            let name = coding.name();
+            Refusal::new(
+                Kind::BadRequest,
+                format!("the request body is not whole {name}, as its Content-Encoding says"),
+            )
+        }
+    })?;
+    let head = session.req_header_mut();
+    head.remove_header(&header::CONTENT_ENCODING);
+    if head.headers.contains_key(header::CONTENT_LENGTH) {
+        // A number is always a header value.
+        let _ = head.insert_header(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+    }
+    Ok(body)
+}
+
+fn too_large(limits: BodyLimits) -> Refusal {
+    let most = limits.bytes;
+    Refusal::new(Kind::TooLarge, format!("the request body is larger than limits.body_bytes = {most} bytes"))
+}
+
+async fn read_raw(session: &mut ServerSession, limits: BodyLimits, declared: Option<usize>) -> Result<Bytes, Refusal> {
     let mut first: Option<Bytes> = None;
     let mut joined = BytesMut::new();
+    let end = Instant::now() + limits.total;
     loop {
-        let piece = match tokio::time::timeout(limits.pause, session.read_request_body()).await {
+        let pause = Instant::now() + limits.pause;
+        let piece = match timeout_at(pause.min(end), session.read_request_body()).await {
             Ok(Ok(Some(piece))) => piece,
             Ok(Ok(None)) => break,
+            Ok(Err(_)) if breaks_chunks(session) => {
+                return Err(Refusal::new(Kind::BadRequest, "the request body breaks its chunked coding").closing());
+            }
             Ok(Err(error)) => return Err(gone(&error)),
             Err(_) => {
-                return Err(Refusal::new(
-                    Kind::RequestTimeout,
-                    format!("the request body paused longer than timeouts.client_body_s = {}", limits.pause.as_secs()),
-                ));
+                let why = if pause < end {
+                    format!("paused longer than timeouts.client_body_s = {}", limits.pause.as_secs())
+                } else {
+                    format!("took longer than timeouts.client_body_total_s = {}", limits.total.as_secs())
+                };
+                return Err(Refusal::new(Kind::RequestTimeout, format!("the request body {why}")));
             }
         };
         let so_far = first.as_ref().map_or(joined.len(), Bytes::len);
         if so_far.saturating_add(piece.len()) > limits.bytes {
-            return Err(too_large());
+            return Err(too_large(limits));
         }
         // One piece is kept as it came; only a body in several pieces is joined.
         match (first.take(), joined.is_empty()) {
@@ -71,10 +107,17 @@ pub async fn read(session: &mut ServerSession, limits: BodyLimits) -> Result<Byt
     Ok(first.unwrap_or_else(|| joined.freeze()))
 }
 
+fn breaks_chunks(session: &ServerSession) -> bool {
+    let ServerSession::H1(session) = session else { return false };
+    ClientStream::of(session).and_then(ClientStream::fault) == Some(ReadFault::BadChunk)
+}
+
 fn gone(error: &pingora_core::Error) -> Refusal {
     use pingora_core::ErrorType::{ConnectionClosed, ReadError, WriteError};
     match error.etype() {
         ConnectionClosed | ReadError | WriteError => Refusal::new(Kind::ClientGone, "the client left"),
-        _ => Refusal::new(Kind::BadRequest, format!("the request body is broken: {}", error.etype().as_str())),
+        _ => {
+            Refusal::new(Kind::BadRequest, format!("the request body is broken: {}", error.etype().as_str())).closing()
+        }
     }
 }

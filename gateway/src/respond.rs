@@ -2,6 +2,7 @@
 
 use crate::errors::Refusal;
 use bytes::Bytes;
+use http::StatusCode;
 use http::header;
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::ResponseHeader;
@@ -64,9 +65,24 @@ pub async fn send_refusal(
     if let Some(seconds) = &retry_after {
         extra.push(("retry-after", seconds));
     }
+    extra.extend(refusal.header);
     if close {
         session.set_keepalive(None);
         session.set_close_on_response_before_downstream_finish(true);
     }
     send(session, refusal.status(), "application/json", refusal.body(protocol), &extra).await
+}
+
+/// A refusal as HTTP/1.1 bytes, for connections on which no request was read; they end with it.
+pub fn raw_refusal(refusal: &Refusal, protocol: Protocol, request_id: &str) -> Vec<u8> {
+    let body = refusal.body(protocol);
+    let status = refusal.status();
+    let words = StatusCode::from_u16(status).ok().and_then(|s| s.canonical_reason()).unwrap_or_default();
+    let retry_after = refusal.retry_after_s.map(|s| format!("retry-after: {s}\r\n")).unwrap_or_default();
+    let head = format!(
+        "HTTP/1.1 {status} {words}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{retry_after}\
+         x-request-id: {request_id}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), &body].concat()
 }

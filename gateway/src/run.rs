@@ -11,9 +11,6 @@ use crate::metrics::Metrics;
 use crate::reload::{Source, watch};
 use crate::ticks::Ticks;
 use parking_lot::Mutex;
-use pingora_core::apps::HttpServerOptions;
-use pingora_core::server::configuration::ServerConf;
-use pingora_proxy::http_proxy;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -74,7 +71,6 @@ impl Running {
     pub async fn start(source: Source) -> Result<Self, StartError> {
         let reading = source.clone();
         let config = spawn_blocking(move || reading.read()).await?.map_err(StartError::Config)?;
-        let threads = thread_count(&config);
         let metrics = Arc::new(Metrics::new()?);
         let log = AccessLog::open(&config.logging.access)?;
         let foundation = Foundation::new(&config)?;
@@ -97,7 +93,6 @@ impl Running {
         let settings = fleet_settings(prepared.config(), &[]);
         let side_queue = usize::try_from(prepared.config().limits.side_queue).unwrap_or(usize::MAX);
         let grace = Duration::from_secs(prepared.config().timeouts.shutdown_grace_s);
-        let idle = prepared.config().timeouts.client_idle_s;
         let fleet = Arc::new(Fleet::new(Arc::clone(&metrics), settings, side_queue));
         let generation = prepared.commit(1, &foundation, &fleet);
         let gateway = Arc::new(Gateway::new(fleet, metrics, generation, foundation, log));
@@ -111,7 +106,7 @@ impl Running {
         let mut addresses = Vec::new();
         for (socket, h2c) in bound {
             addresses.push(socket.address());
-            let app = Arc::new(proxy(&gateway, threads, h2c, idle));
+            let app = Arc::new(Edge::new(Arc::clone(&gateway), h2c));
             listeners.spawn(socket.serve(app, serving.clone(), Arc::clone(&grace_left)));
         }
         let mut admins = JoinSet::new();
@@ -190,16 +185,6 @@ impl Running {
 
 async fn spawn_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> std::io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(std::io::Error::other)
-}
-
-fn proxy(gateway: &Arc<Gateway>, threads: usize, h2c: bool, _idle_s: u64) -> pingora_proxy::HttpProxy<Edge> {
-    let conf = Arc::new(ServerConf { threads, ..ServerConf::default() });
-    let mut proxy = http_proxy(&conf, Edge::new(Arc::clone(gateway)));
-    let mut options = HttpServerOptions::default();
-    options.h2c = h2c;
-    options.h2_idle_timeout = Some(Duration::from_secs(_idle_s));
-    proxy.server_options = Some(options);
-    proxy
 }
 
 async fn expire(gateway: Arc<Gateway>) {

@@ -66,8 +66,8 @@ On HTTP/2 the stream is reset where on HTTP/1.1 the connection ends. The part of
 `Retry-After` is in whole seconds. `queue_full`, `queue_timeout` and `worker_overloaded` say when the queue, as it stands, will
 have drained, from the measured time between departures: 1 to 60, and 1 while none has been measured. A worker's own
 `Retry-After` of up to an hour is passed on instead. `no_worker` says when workers are probed next
-(`routing.probe_interval_ms`, at least 1). `draining`, `worker_unreachable` and `session_busy` say 1: another gateway, another worker or
-the end of the turn that runs may serve the next attempt at once.
+(`routing.probe_interval_ms`, at least 1). `draining`, `worker_unreachable`, `too_many_connections` and `session_busy` say 1:
+another gateway, another worker or the end of the turn that runs may serve the next attempt at once.
 
 ## Filters
 
@@ -127,9 +127,13 @@ impl Kind {
             Kind::NotFound => "no such path here",
             Kind::MethodNotAllowed => "the path is there, the method is not",
             Kind::ModelNotFound => "no pool serves the model",
-            Kind::RequestTimeout => "the body did not arrive in time",
+            Kind::RequestTimeout => "head or body did not arrive in the time that the message names",
             Kind::TooLarge => "the body is over its limit, which the message names",
-            Kind::HeaderTooLarge => "the headers or the target are over their limit, which the message names",
+            Kind::HeaderTooLarge => "the headers are over a limit, which the message names",
+            Kind::UriTooLong => "the request target is over `limits.uri_bytes`",
+            Kind::UnsupportedEncoding => "a `Content-Encoding` that is not decoded; `Accept-Encoding` says which are",
+            Kind::ExpectationFailed => "an `Expect` other than `100-continue`",
+            Kind::TooManyConnections => "`limits.connections` are open on the listener",
             Kind::SessionBusy => "another turn of the same streaming session runs",
             Kind::SessionOpen => "a worker refused to open the session",
             Kind::QueueFull => "too many turns, or too many bytes, wait",
@@ -162,7 +166,11 @@ impl Kind {
 
     /// Whether it says when to come back.
     pub fn says_when(self) -> bool {
-        self.is_overload() || matches!(self, Kind::NoWorker | Kind::Draining | Kind::Upstream | Kind::SessionBusy)
+        self.is_overload()
+            || matches!(
+                self,
+                Kind::NoWorker | Kind::Draining | Kind::Upstream | Kind::SessionBusy | Kind::TooManyConnections
+            )
     }
 }
 

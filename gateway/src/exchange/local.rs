@@ -1,5 +1,5 @@
-//! Paths the gateway answers itself: health, and the models of all pools together. Everything else is 404; the engine's
-//! administrative and session routes are not on any list, so none is reachable.
+//! Paths the gateway answers itself: health, and the models of all pools together; and what a path may be asked (OPTIONS).
+//! Everything else is 404; the engine's administrative and session routes are not on any list, so none is reachable.
 
 use super::Connection;
 use crate::errors::{Kind, Refusal};
@@ -12,28 +12,46 @@ use pingora_core::protocols::http::ServerSession;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use turnstile_fleet::route::Protocol;
+use turnstile_fleet::route::{Protocol, Route};
 use turnstile_fleet::worker::WorkerState;
 
 const MODELS_LIMIT: usize = 1024 * 1024;
 const MODELS_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub(super) async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession, request_id: &str) -> Connection {
+/// Methods of the inference routes.
+pub(super) const INFERENCE_METHODS: &str = "POST, OPTIONS";
+/// Methods of the routes answered here.
+const LOCAL_METHODS: &str = "GET, HEAD, OPTIONS";
+
+/// `checked`: what the check of the head says.
+pub(super) async fn serve(
+    gateway: &Arc<Gateway>,
+    client: &mut ServerSession,
+    request_id: &str,
+    checked: Result<(), Refusal>,
+) -> Connection {
     let head = client.req_header();
     let reads = head.method == Method::GET || head.method == Method::HEAD;
     let path = head.uri.path().to_owned();
     let method = head.method.clone();
-    let known =
-        matches!(path.as_str(), "/health" | "/ready" | "/live" | "/v1/models") || path.starts_with("/v1/models/");
+    let known = is_local(&path);
+    if method == Method::OPTIONS && checked.is_ok() && (known || path == "*" || Route::from_path(&path).is_some()) {
+        return options(client, &path, request_id).await;
+    }
+    let closes = checked.as_ref().is_err_and(|refusal| refusal.closes);
     let answer = match path.as_str() {
-        _ if known && !reads => Err(Refusal::new(Kind::MethodNotAllowed, format!("{path} takes GET only"))),
+        _ if checked.is_err() => checked.map(|()| (200, Value::Null)),
+        _ if known && !reads => {
+            let refusal = Refusal::new(Kind::MethodNotAllowed, format!("{path} takes GET only"));
+            Err(refusal.with_header("allow", LOCAL_METHODS))
+        }
         "/live" => Ok((200, json!({"status": "live"}))),
         "/health" | "/ready" => Ok(health(gateway)),
         "/v1/models" => Ok((200, json!({"object": "list", "data": models(gateway).await}))),
         _ if known => model(gateway, path.trim_start_matches("/v1/models/")).await,
         _ => Err(Refusal::new(Kind::NotFound, format!("no route {method} {path}"))),
     };
-    let close = !client.is_body_done() && !reads;
+    let close = closes || !client.is_body_done();
     let written = match answer {
         Ok((status, value)) if status == 200 && path != "/v1/models" && !path.starts_with("/v1/models/") => {
             let extra = [("x-request-id", request_id), ("cache-control", "no-store")];
@@ -45,7 +63,43 @@ pub(super) async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession, re
             send_refusal(client, &refusal, Protocol::OpenAi, request_id, close).await
         }
     };
-    if written.is_err() || close { Connection::Cut } else { Connection::Keep }
+    match written {
+        Ok(()) if !close => Connection::Keep,
+        Ok(()) => Connection::Close,
+        Err(_) => Connection::Cut,
+    }
+}
+
+fn is_local(path: &str) -> bool {
+    matches!(path, "/health" | "/ready" | "/live" | "/v1/models") || path.starts_with("/v1/models/")
+}
+
+/// Says what a path may be asked. A browser asks it before it sends a request of another origin; it is told what SGLang tells,
+/// since the answers it asks for are SGLang's.
+async fn options(client: &mut ServerSession, path: &str, request_id: &str) -> Connection {
+    let methods = match path {
+        "*" => "GET, HEAD, POST, OPTIONS",
+        _ if is_local(path) => LOCAL_METHODS,
+        _ => INFERENCE_METHODS,
+    };
+    let told = |name: &str| client.get_header(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
+    let (origin, headers) = (told("origin"), told("access-control-request-headers"));
+    let mut extra = vec![("x-request-id", request_id), ("allow", methods)];
+    if let Some(origin) = origin.as_deref().filter(|_| client.get_header("access-control-request-method").is_some()) {
+        extra.extend([
+            ("access-control-allow-origin", origin),
+            ("access-control-allow-credentials", "true"),
+            ("access-control-allow-methods", methods),
+            ("access-control-max-age", "600"),
+            ("vary", "Origin, Access-Control-Request-Method, Access-Control-Request-Headers"),
+        ]);
+        extra.extend(headers.as_deref().map(|headers| ("access-control-allow-headers", headers)));
+    }
+    match send(client, 200, "text/plain; charset=utf-8", Bytes::from_static(b"OK"), &extra).await {
+        Ok(()) if client.is_body_done() => Connection::Keep,
+        Ok(()) => Connection::Close,
+        Err(_) => Connection::Cut,
+    }
 }
 
 fn health(gateway: &Gateway) -> (u16, Value) {

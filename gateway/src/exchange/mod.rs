@@ -12,6 +12,7 @@ pub use record::Record;
 use reply::Reply;
 
 use crate::clock::unix_ms;
+use crate::edge::head;
 use crate::errors::{Kind, Refusal};
 use crate::filters::FilterRun;
 use crate::gateway::Gateway;
@@ -28,6 +29,8 @@ use turnstile_fleet::route::{Protocol, Route};
 pub enum Connection {
     /// The answer is whole; another request may follow.
     Keep,
+    /// The answer is whole, and the last: what else the client sends is not for us to understand.
+    Close,
     /// The answer broke off or never began: the connection has to end.
     Cut,
 }
@@ -72,18 +75,15 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
         explain,
         filters: None,
     };
-    client.set_pipelining_enabled(true);
-    // A connection that will close after this answer stays so.
-    if client.get_keepalive().is_some() {
-        client.set_keepalive(Some(exchange.generation.config.timeouts.client_idle_s));
-    }
-    let Some(route) = route else {
-        return local::serve(gateway, client, &exchange.record.request_id).await;
+    let checked = head::check(client, &exchange.generation.config.limits);
+    let asks = checked.is_ok() && client.req_header().method == Method::OPTIONS;
+    let Some(route) = route.filter(|_| !asks) else {
+        return local::serve(gateway, client, &exchange.record.request_id, checked).await;
     };
 
     gateway.metrics.in_progress.with_label_values(&[label]).inc();
     let progress = InProgress { gateway: Arc::clone(gateway), label };
-    let served = match check(gateway, client, &exchange.generation) {
+    let served = match checked.and_then(|()| check(gateway, client)) {
         Ok(()) => turn::serve(gateway, client, route, &mut exchange).await,
         Err(refusal) => Err(refusal),
     };
@@ -101,18 +101,11 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
 }
 
 /// What can be refused before the body is read.
-fn check(gateway: &Gateway, client: &ServerSession, generation: &Generation) -> Result<(), Refusal> {
+fn check(gateway: &Gateway, client: &ServerSession) -> Result<(), Refusal> {
     let head = client.req_header();
     if head.method != Method::POST {
-        return Err(Refusal::new(Kind::MethodNotAllowed, format!("{} takes POST only", head.uri.path())));
-    }
-    let limit = generation.config.limits.header_bytes.as_usize();
-    let size: usize = head.headers.iter().map(|(n, v)| n.as_str().len() + v.len()).sum();
-    if size > limit {
-        return Err(Refusal::new(
-            Kind::HeaderTooLarge,
-            format!("the request headers are larger than limits.header_bytes = {limit} bytes"),
-        ));
+        let refusal = Refusal::new(Kind::MethodNotAllowed, format!("{} takes POST only", head.uri.path()));
+        return Err(refusal.with_header("allow", local::INFERENCE_METHODS));
     }
     if gateway.is_stopping() {
         return Err(Refusal::new(Kind::Draining, "this gateway is shutting down").with_retry_after(1));
@@ -138,7 +131,7 @@ async fn refuse(
         return Connection::Cut;
     }
     // A body that was not read to its end makes the connection useless.
-    let close = !client.is_body_done();
+    let close = refusal.closes || !client.is_body_done();
     let sent = match Reply::refusal(&refusal, protocol) {
         Ok(reply) => reply.send(client, exchange, protocol, close).await,
         Err(error) => Err(error),
@@ -174,6 +167,9 @@ fn status_label(status: u16) -> &'static str {
         408 => "408",
         409 => "409",
         413 => "413",
+        414 => "414",
+        415 => "415",
+        417 => "417",
         429 => "429",
         431 => "431",
         499 => "499",

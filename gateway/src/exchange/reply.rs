@@ -28,6 +28,9 @@ impl Reply {
         if let Some(seconds) = refusal.retry_after_s {
             head.insert_header(header::RETRY_AFTER, seconds.to_string())?;
         }
+        if let Some((name, value)) = refusal.header {
+            head.insert_header(name, value)?;
+        }
         Ok(Self { head, body: refusal.body(protocol) })
     }
 
@@ -72,6 +75,6 @@ impl Reply {
         }
         client.write_response_header(Box::new(head)).await?;
         client.write_response_body(body, true).await?;
-        Ok(if close { Connection::Cut } else { Connection::Keep })
+        Ok(if close { Connection::Close } else { Connection::Keep })
     }
 }

@@ -49,7 +49,6 @@ pub(super) async fn serve(
     exchange: &mut Exchange,
 ) -> Result<Connection, Refusal> {
     let generation = Arc::clone(&exchange.generation);
-    client.set_write_timeout(Some(Duration::from_secs(generation.config.timeouts.client_write_s)));
     let mut body = request_body::read(client, generation.body).await?;
     let mut head = request_head(client, &exchange.record.request_id);
     let mut route = route;

@@ -1,6 +1,6 @@
-//! The forwarding leg: our own, on pingora's connector, inside `request_filter`.
+//! The forwarding leg: our own, on pingora's connector.
 //!
-//! pingora's native path replays a body that was read in `request_filter` only from a 64 KiB buffer; agents send
+//! pingora's native path replays a body that was read early only from a 64 KiB buffer; agents send
 //! megabytes. This leg takes a body of any size, retries while nothing has reached the client, and can wait between
 //! chunks. What it must do itself: watch the client, frame the answer, strip hop-by-hop headers, keep the timeouts.
 
@@ -9,6 +9,7 @@ pub mod open;
 pub mod relay;
 pub mod request;
 
+use crate::client_stream::ClientStream;
 use bytes::Bytes;
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::ResponseHeader;
@@ -105,8 +106,14 @@ impl AttemptFault {
     }
 }
 
-/// Resolves when the client has closed its side. Bytes of a pipelined next request are kept by pingora and do not count.
+/// Resolves when the client has closed its side, or its stream. Bytes of a pipelined next request do not count.
 pub async fn client_gone(client: &mut ServerSession) {
+    if let ServerSession::H1(session) = client
+        && let Some(stream) = ClientStream::of(session)
+    {
+        // pingora would read on here, and after the first byte of a next request never look again.
+        return stream.closed().await;
+    }
     // After the end of the request body this read yields only an error or, for HTTP/2, the end of the stream.
     let _ = client.read_body_or_idle(true).await;
 }

@@ -3,6 +3,7 @@
 
 use super::client_gone;
 use super::open::{Opened, streams};
+use super::request::Framing;
 use crate::upstream::describe;
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt;
@@ -130,6 +131,12 @@ impl Writer {
                 head.remove_header(&header::TRANSFER_ENCODING);
                 head.insert_header(header::CONTENT_LENGTH, chunk.len().to_string())
                     .map_err(|e| Ending::Cut(describe(&e)))?;
+            }
+            if Framing::of(client.req_header().version) == Framing::Http10
+                && !head.headers.contains_key(header::CONTENT_LENGTH)
+            {
+                // The end of the connection is the only end that this client can see.
+                client.set_keepalive(None);
             }
             self.writing = true;
             client.write_response_header(Box::new(head)).await.map_err(|_| Ending::ClientGone)?;

@@ -87,6 +87,13 @@ impl Request {
         Self::post(target, body.to_string())
     }
 
+    /// Gives it a body.
+    #[must_use]
+    pub fn with_body(mut self, body: impl Into<Vec<u8>>) -> Self {
+        self.body = body.into();
+        self
+    }
+
     /// Adds a header.
     #[must_use]
     pub fn header(mut self, name: &str, value: &str) -> Self {
@@ -144,6 +151,14 @@ impl Connection {
     pub async fn send(&mut self, request: &Request) {
         self.write(&request.head()).await;
         self.write(&request.framed_body()).await;
+    }
+
+    /// Writes a request, all of which the peer has to take.
+    pub async fn send_whole(&mut self, request: &Request) {
+        for bytes in [request.head(), request.framed_body()] {
+            let written = tokio::time::timeout(DEADLINE, self.stream.write_all(&bytes)).await.expect("the peer reads");
+            written.expect("the peer takes all of it");
+        }
     }
 
     /// Writes bytes as they are; a closed peer is no error.
@@ -255,6 +270,17 @@ impl Connection {
         };
         let (body, complete) = self.rest().await;
         Answer { status: head.status, headers: head.headers, body, complete }
+    }
+
+    /// Closes the writing side, and goes on reading.
+    pub async fn half_close(&mut self) {
+        self.stream.shutdown().await.unwrap();
+    }
+
+    /// All bytes up to the end of the connection.
+    pub async fn everything(&mut self) -> Bytes {
+        while self.fill().await {}
+        self.buffer.split().freeze()
     }
 
     /// Waits until the peer has closed; what it still sends is dropped.

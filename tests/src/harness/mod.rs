@@ -14,6 +14,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod client;
+mod flood;
 mod logs;
 mod metrics;
 mod modules;
@@ -24,6 +25,7 @@ mod wait;
 mod worker;
 
 pub use client::{Answer, Connection, Head, Request, send};
+pub use flood::Flood;
 pub use logs::{Logs, logs};
 pub use metrics::Samples;
 pub use modules::{module, swap};

@@ -16,6 +16,7 @@ pub struct Setup {
     pub(super) files: Vec<(String, Vec<u8>)>,
     externals: Vec<String>,
     shared: SimConfig,
+    http2: bool,
 }
 
 /// A pool in the file: its name, more keys, and its workers as positions in the rig.
@@ -99,6 +100,7 @@ impl Setup {
             files: Vec::new(),
             externals: Vec::new(),
             shared,
+            http2: true,
         }
     }
 
@@ -136,6 +138,13 @@ impl Setup {
     #[must_use]
     pub fn set(mut self, key: &str, value: &str) -> Self {
         self.put(key, value);
+        self
+    }
+
+    /// Switches HTTP/2 off.
+    #[must_use]
+    pub fn without_http2(mut self) -> Self {
+        self.http2 = false;
         self
     }
 
@@ -197,7 +206,7 @@ impl Setup {
         }
         let cache = cache_dir();
         text.push_str(&format!("state.dir = {:?}\n", cache.display().to_string()));
-        text.push_str("\n[[listeners]]\naddress = \"127.0.0.1:0\"\n");
+        text.push_str(&format!("\n[[listeners]]\naddress = \"127.0.0.1:0\"\nh2c = {}\n", self.http2));
         let all = PoolText {
             name: "default".into(),
             keys: String::new(),

@@ -4,6 +4,14 @@
 mod admin;
 mod agreement;
 mod bodies;
+mod edge_bodies;
+mod edge_disconnects;
+mod edge_framing;
+mod edge_http2;
+mod edge_json;
+mod edge_limits;
+mod edge_methods;
+mod edge_slow_readers;
 mod errors;
 mod filter_ends;
 mod filters;

@@ -1,0 +1,118 @@
+//! Clients that take their answers slowly or not at all: the worker is held back, and nothing piles up here.
+
+use crate::edge_bodies::resident;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use turnstile_tests::harness::{CHAT, Flood, Request, Rig, Setup, chat_stream, until, until_some};
+
+const STREAMS: usize = 1000;
+/// What the kernel may keep of one stream in its four buffers between worker and client, with the gateway's own.
+const MOST_OF_ONE: u64 = 16 << 20;
+/// What the gateway may keep of one stream.
+const MEMORY_OF_ONE: usize = 400 << 10;
+
+/// A client with a small receive buffer, which has read nothing but the beginning of its answer.
+async fn slow_client(rig: &Rig) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(8 * 1024).unwrap();
+    let mut stream = socket.connect(rig.addr()).await.unwrap();
+    let request = Request::json(CHAT, &chat_stream("Hello"));
+    stream.write_all(&[request.head(), request.framed_body()].concat()).await.unwrap();
+    let mut beginning = [0; 100];
+    stream.read_exact(&mut beginning).await.unwrap();
+    assert!(beginning.starts_with(b"HTTP/1.1 200 "), "{:?}", String::from_utf8_lossy(&beginning));
+    stream
+}
+
+/// Waits until the worker gets no byte further for many looks in a row, and says how far it got.
+async fn held_back(worker: &Flood) -> u64 {
+    let mut seen = (worker.sent(), 0);
+    until_some("the worker is held back", async || {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let now = worker.sent();
+        seen = if now == seen.0 { (now, seen.1 + 1) } else { (now, 0) };
+        (seen.1 >= 25).then_some(now)
+    })
+    .await
+}
+
+fn setup(worker: &Flood) -> Setup {
+    Setup::new()
+        .workers(0)
+        .external(worker.url())
+        .set("threads", "2")
+        .set("admission.max_in_flight_per_worker", "100000")
+        .set("timeouts.client_write_s", "3600")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_streams_that_nobody_reads_hold_the_worker_back_and_memory_flat() {
+    let worker = Flood::start().await;
+    let rig = setup(&worker).start().await;
+    drop(slow_client(&rig).await);
+    until("the first is over", async || rig.in_flight() == 0).await;
+    let before = resident();
+    let mut clients = Vec::new();
+    for _ in 0..STREAMS {
+        clients.push(slow_client(&rig).await);
+    }
+    until("all streams have begun", async || worker.begun() == STREAMS + 1).await;
+    let sent = held_back(&worker).await;
+    assert!(worker.most_of_one() < MOST_OF_ONE, "one stream got {} bytes ahead", worker.most_of_one());
+    let grown = resident().saturating_sub(before);
+    println!("{STREAMS} streams: {sent} bytes sent and waiting, resident memory grew by {grown} bytes");
+    assert!(grown < STREAMS * MEMORY_OF_ONE, "{STREAMS} slow readers cost {grown} bytes");
+
+    // Some read on: the worker gets on again, and is held back again, at the same memory.
+    let read_on = clients.iter_mut().take(8).map(async |client| {
+        let mut some = vec![0; 4 << 20];
+        client.read_exact(&mut some).await.unwrap();
+    });
+    futures::future::join_all(read_on).await;
+    let later = held_back(&worker).await;
+    assert!(later > sent, "the streams go on");
+    let grown = resident().saturating_sub(before);
+    assert!(grown < STREAMS * MEMORY_OF_ONE, "after reading on: {grown} bytes");
+
+    assert_eq!(rig.in_flight() as usize, STREAMS);
+    drop(clients);
+    until("all turns are over", async || rig.in_flight() == 0).await;
+    until("all streams are broken off", async || worker.ended() == STREAMS + 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http2_streams_that_nobody_reads_hold_the_worker_back_each_by_itself() {
+    let worker = Flood::start().await;
+    let rig = setup(&worker).start().await;
+    // Windows in which the streams that are not read leave room on their connection for the one that is.
+    let client = reqwest::Client::builder()
+        .http2_prior_knowledge()
+        .http2_initial_stream_window_size(64 * 1024)
+        .http2_initial_connection_window_size(64 << 20)
+        .build()
+        .unwrap();
+    let ask = async || {
+        let answer = client.post(format!("http://{}{CHAT}", rig.addr())).json(&chat_stream("Hello")).send().await;
+        answer.unwrap()
+    };
+    let before = resident();
+    let mut answers = Vec::new();
+    for _ in 0..100 {
+        answers.push(ask().await);
+    }
+    until("all streams have begun", async || worker.begun() == 100).await;
+    let sent = held_back(&worker).await;
+    assert!(worker.most_of_one() < MOST_OF_ONE, "one stream got {} bytes ahead", worker.most_of_one());
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 100 * MEMORY_OF_ONE, "100 slow readers cost {grown} bytes");
+    // One of them reads, whatever the others do.
+    let mut reader = answers.pop().unwrap();
+    let mut read = 0;
+    while read < 32 << 20 {
+        read += reader.chunk().await.unwrap().unwrap().len();
+    }
+    assert!(worker.sent() > sent + (16 << 20));
+    drop((reader, answers));
+    until("all turns are over", async || rig.in_flight() == 0).await;
+}
