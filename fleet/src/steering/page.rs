@@ -52,7 +52,8 @@ random ones of the gateway: no client can continue, close or abort what another 
 `forwarded`. By default the gateway drops what came in them and sets `x-forwarded-for` and `x-real-ip` to the address of the
 connection, `x-forwarded-proto` to `http` and `x-forwarded-host` to the host asked for. A peer in `forwarded.trusted` is
 believed instead: its address is added to `x-forwarded-for` (and to `forwarded`, if it is there), the others stay as it set them.
-SGLang's own server logs the client it is told of only where it runs with `--proxy-headers` for this address.
+SGLang's HTTP server (uvicorn) takes the client's address and scheme from these headers only where the gateway is on the same
+machine or in its `FORWARDED_ALLOW_IPS`.
 
 ## Headers that always stop or change
 

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 use turnstile_sim::{Fault, FaultKind, Place};
-use turnstile_tests::harness::{Answer, CHAT, Request, Rig, Scripted, Setup, chat, until};
+use turnstile_tests::harness::{
+    Answer, CHAT, PluginText, Request, Rig, Scripted, Setup, WorkerExt, chat, chat_stream, module, until,
+};
 
 /// The protocols, each by a path and a body.
 fn asked(stream: bool) -> Vec<(&'static str, Value)> {
@@ -318,7 +320,7 @@ async fn an_error_event_in_a_stream_that_has_begun_passes_cleaned() {
     let stream = |message: &str| format!("{first}{}data: [DONE]\n\n", error.replace('M', message));
     let worker = Scripted::start(stream_of(&stream("died in /srv/sglang/a.py on 10.1.2.3:30000"))).await;
     let rig = Setup::new().external(worker.url()).pool("one", "", &[0]).start().await;
-    let answer = rig.post(CHAT, &turnstile_tests::harness::chat_stream("Hello")).await;
+    let answer = rig.post(CHAT, &chat_stream("Hello")).await;
     assert_eq!((answer.status, answer.complete), (200, true));
     assert_eq!(answer.text(), stream("died in […] on […]"));
 }
@@ -375,5 +377,82 @@ async fn our_own_refusals_have_the_shape_of_the_protocol() {
         assert_told(path, &answer, &wanted(405, "method_not_allowed", INVALID, INVALID, message));
         let answer = rig.send(&Request::post(path, vec![b' '; 4096])).await;
         assert_eq!(answer.status, 413, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_in_vain_is_told_in_every_protocol() {
+    for (status, kind) in [("503", "overloaded_error"), ("429", "rate_limit_error")] {
+        let rig = Setup::new()
+            .set("admission.max_in_flight_per_worker", "1")
+            .set("admission.max_wait_ms", "200")
+            .set("admission.overload_status", status)
+            .start()
+            .await;
+        rig.worker().hold().await;
+        let _first = rig.begin(&Request::json(CHAT, &chat("first"))).await;
+        until("the place is taken", async || rig.in_flight() == 1).await;
+        let status = status.parse().unwrap();
+        let timeout = wanted(status, "queue_timeout", kind, kind, "no worker had room within 200 ms");
+        assert_refused(&rig, &timeout, Some("1")).await;
+        rig.worker().release().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_is_told_in_every_protocol() {
+    for (status, kind) in [(503, "overloaded_error"), (429, "rate_limit_error")] {
+        let rig = Setup::new()
+            .set("admission.max_in_flight_per_worker", "1")
+            .set("admission.max_queue", "1")
+            .set("admission.overload_status", &status.to_string())
+            .start()
+            .await;
+        rig.worker().hold().await;
+        let _first = rig.begin(&Request::json(CHAT, &chat("first"))).await;
+        until("the place is taken", async || rig.in_flight() == 1).await;
+        let _second = rig.begin(&Request::json(CHAT, &chat("waits"))).await;
+        rig.until_queued(1).await;
+        let full = wanted(status, "queue_full", kind, kind, "the queue is full: too many turns wait");
+        assert_refused(&rig, &full, Some("1")).await;
+        rig.worker().release().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_and_unreachable_workers_are_told_in_every_protocol() {
+    let rig = Setup::new()
+        .set("retry.attempts", "1")
+        .set("timeouts.first_byte_s", "1")
+        .set("routing.unhealthy_after", "1000")
+        .set("limits.header_bytes", "\"1KiB\"")
+        .start()
+        .await;
+    for (path, request) in asked(false) {
+        let long = rig.send(&Request::json(path, &request).header("x-long", &"a".repeat(2000))).await;
+        let message = "the request headers are larger than limits.header_bytes = 1024 bytes";
+        assert_told(path, &long, &wanted(431, "header_too_large", INVALID, INVALID, message));
+        rig.worker().faults().add(Fault::once(FaultKind::Hang));
+        let wanted =
+            wanted(504, "worker_timeout", "server_error", "timeout_error", "the worker did not answer in time");
+        assert_told(path, &rig.post(path, &request).await, &wanted);
+    }
+    rig.worker().kill();
+    let gone = wanted(502, "worker_unreachable", "server_error", "api_error", "no worker could be reached");
+    assert_refused(&rig, &gone, Some("1")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_filter_is_told_in_every_protocol() {
+    let hello = module("test/hello").display().to_string();
+    let hello = PluginText::new("hello", hello, "filter");
+    for (path, request) in asked(false) {
+        let rig = Setup::new().plugins(std::slice::from_ref(&hello)).start().await;
+        let answer = rig.send(&Request::json(path, &request).header("x-trap", "1")).await;
+        assert_told(
+            path,
+            &answer,
+            &wanted(500, "plugin_failed", "server_error", "api_error", "the filter hello failed"),
+        );
     }
 }
