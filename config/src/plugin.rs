@@ -43,6 +43,12 @@ pub struct Plugin {
     #[serde(default = "default_log_per_s")]
     #[schemars(range(min = 0, max = 1_000_000))]
     pub log_per_s: u32,
+    /// Crashes in a row of one instance that are a crash loop; a minute without one begins a new row. A generation that
+    /// brought the plugin less than a minute before is then taken back for the one before it; otherwise the plugin is
+    /// quarantined, and requests are treated as `on_error` says, until a reload or a reset. 0: never.
+    #[serde(default = "default_crash_limit")]
+    #[schemars(range(min = 0, max = 1000))]
+    pub crash_limit: u32,
 }
 
 /// When a plugin runs.
@@ -119,6 +125,10 @@ fn default_log_per_s() -> u32 {
     1_000
 }
 
+fn default_crash_limit() -> u32 {
+    5
+}
+
 // === impl Plugin ===
 
 impl Plugin {
@@ -135,6 +145,7 @@ impl Plugin {
             memory_mib: default_memory_mib(),
             instances: None,
             log_per_s: default_log_per_s(),
+            crash_limit: default_crash_limit(),
         }
     }
 

@@ -5,6 +5,7 @@
 use crate::explain;
 use crate::gateway::Gateway;
 use crate::metrics::{WORKER_FIELDS, WORKER_STATES};
+use crate::probation;
 use crate::reload::{Source, reload};
 use crate::ticks::Ticks;
 use async_trait::async_trait;
@@ -82,13 +83,16 @@ impl Admin {
             "/health" | "/live" if reads => Answer::json(StatusCode::OK, &json!({"status": "live"})),
             "/reload" if method == Method::POST => self.reload().await,
             "/explain" if method == Method::POST => self.explain(session).await,
+            path if plugin_of(path).is_some() && method == Method::POST => self.reset(path),
+            path if plugin_of(path).is_some() => Answer::error(StatusCode::METHOD_NOT_ALLOWED, "POST only"),
             "/metrics" | "/workers" | "/sessions" | "/side" | "/plugins" | "/config" | "/health" | "/live" => {
                 Answer::error(StatusCode::METHOD_NOT_ALLOWED, "GET only")
             }
             "/reload" | "/explain" => Answer::error(StatusCode::METHOD_NOT_ALLOWED, "POST only"),
             _ => Answer::error(
                 StatusCode::NOT_FOUND,
-                "there are GET /metrics /workers /sessions /side /plugins /config /health, POST /reload /explain",
+                "there are GET /metrics /workers /sessions /side /plugins /config /health, POST /reload /explain \
+                 /plugins/NAME/reset",
             ),
         }
     }
@@ -96,8 +100,11 @@ impl Admin {
     fn metrics(&self) -> Answer {
         let gateway = &self.gateway;
         let generation = gateway.generation.load();
+        gateway.metrics.plugin_quarantined.reset();
         for plugin in generation.chain.iter() {
             plugin.export(&gateway.metrics);
+            let quarantined = i64::from(plugin.plugin.is_quarantined());
+            gateway.metrics.plugin_quarantined.with_label_values(&[&*plugin.name]).set(quarantined);
         }
         gateway.fleet.sessions.count();
         for worker in gateway.fleet.workers.current() {
@@ -276,13 +283,26 @@ impl Admin {
                     "calls": stats.calls,
                     "mean_us": if stats.calls == 0 { 0.0 } else { stats.nanoseconds as f64 / stats.calls as f64 / 1e3 },
                     "faults": faults,
+                    "state": match (stats.quarantined, stats.healthy_shards < stats.shards) {
+                        (true, _) => "quarantined",
+                        (false, true) => "degraded",
+                        (false, false) => "serving",
+                    },
+                    "crashes_in_a_row": stats.crash_streak,
+                    "crash_limit": c.crash_limit,
                     "restarts": stats.restarts,
+                    "failed_restarts": stats.failed_restarts,
                     "memory_high_water_bytes": stats.memory_high_water,
                     "log_lines_dropped": stats.log_lines_dropped,
                 })
             })
             .collect();
-        json!({ "generation": generation.number, "plugins": list })
+        json!({
+            "generation": generation.number,
+            "plugins": list,
+            "taken_back": self.gateway.probation.last(),
+            "refused": self.gateway.foundation.refused.list(),
+        })
     }
 
     fn config(&self) -> Value {
@@ -303,6 +323,14 @@ impl Admin {
         }
     }
 
+    fn reset(&self, path: &str) -> Answer {
+        let name = plugin_of(path).unwrap_or_default();
+        match probation::reset(&self.gateway, name) {
+            Some(done) => Answer::json(StatusCode::OK, &serde_json::to_value(&done).unwrap_or(Value::Null)),
+            None => Answer::error(StatusCode::NOT_FOUND, &format!("there is no plugin {name}")),
+        }
+    }
+
     async fn explain(&self, session: &mut ServerSession) -> Answer {
         let limits = crate::request_body::BodyLimits {
             bytes: EXPLAIN_LIMIT,
@@ -319,6 +347,11 @@ impl Admin {
             Err(reason) => Answer::error(StatusCode::BAD_REQUEST, &reason),
         }
     }
+}
+
+/// The plugin in `/plugins/NAME/reset`.
+fn plugin_of(path: &str) -> Option<&str> {
+    path.strip_prefix("/plugins/")?.strip_suffix("/reset").filter(|name| !name.is_empty())
 }
 
 fn escape(text: &str) -> String {

@@ -71,7 +71,10 @@ impl StreamEnv for FilterEnv {
 
     fn set_property(&mut self, path: &[u8], value: &[u8]) -> Result<(), Status> {
         let known = self.properties.contains_key(path);
-        if value.len() > MAX_PROPERTY_BYTES || (!known && self.properties.len() >= MAX_PROPERTIES) {
+        if path.len() > MAX_PATH
+            || value.len() > MAX_PROPERTY_BYTES
+            || (!known && self.properties.len() >= MAX_PROPERTIES)
+        {
             return Err(Status::BadArgument);
         }
         self.properties.insert(path.to_vec(), value.to_vec());
@@ -309,7 +312,9 @@ impl ResponseFilter for ChunkFilter<'_> {
     fn chunk(&mut self, chunk: Bytes, end: bool) -> Bytes {
         let mut chunk = chunk;
         for at in (0..self.run.entered).rev() {
-            let wants = self.run.generation.chain.get(at).is_some_and(|c| c.plugin.exports(Callback::ResponseBody));
+            let plugin = self.run.generation.chain.get(at).map(|c| &c.plugin);
+            let wants = plugin.is_some_and(|plugin| plugin.exports(Callback::ResponseBody));
+            let most = plugin.map_or(0, |plugin| plugin.spec().limits.held_body_bytes);
             let (Some(Some(stream)), Some(held)) = (self.run.streams.get_mut(at), self.held.get_mut(at)) else {
                 continue;
             };
@@ -325,6 +330,12 @@ impl ResponseFilter for ChunkFilter<'_> {
             let outcome = stream.on_response_body(&mut self.run.env, size, end);
             chunk = std::mem::take(&mut self.run.env.chunk).bytes;
             match outcome {
+                Ok(outcome) if outcome.paused_response() && !end && chunk.len() > most => {
+                    tracing::warn!(plugin = %stream.plugin_name(), bytes = chunk.len(), "filter holds too much of a response");
+                    if let Some(slot) = self.run.streams.get_mut(at) {
+                        *slot = None;
+                    }
+                }
                 Ok(outcome) if outcome.paused_response() && !end => {
                     held.extend_from_slice(&chunk);
                     chunk = Bytes::new();

@@ -6,6 +6,7 @@ use crate::generation::{Foundation, Generation};
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::prefills::Prefills;
+use crate::probation::Probation;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub struct Gateway {
     pub reloading: tokio::sync::Mutex<()>,
     /// The last failed reload, for the admin listener.
     pub last_error: Mutex<Option<String>>,
+    /// The generation to go back to while new plugins have to prove themselves.
+    pub probation: Probation,
     shard: AtomicUsize,
 }
 
@@ -59,6 +62,7 @@ impl Gateway {
             stopping: AtomicBool::new(false),
             reloading: tokio::sync::Mutex::new(()),
             last_error: Mutex::new(None),
+            probation: Probation::default(),
             shard: AtomicUsize::new(0),
         }
     }

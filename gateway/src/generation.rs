@@ -5,6 +5,7 @@ use crate::builtin;
 use crate::fleet_state::{Fleet, FleetSettings};
 use crate::policy::ChainPlugin;
 use crate::policy::chain::Exported;
+use crate::probation::RefusedModules;
 use crate::request_body::BodyLimits;
 use crate::upstream::ConnectionLimits;
 use crate::workers::{Named, ProbeOptions, Worker, WorkerSettings};
@@ -86,6 +87,8 @@ pub struct Foundation {
     pub seed: u64,
     /// Threads that serve requests.
     pub threads: usize,
+    /// Modules that are not loaded again.
+    pub refused: RefusedModules,
 }
 
 /// Why a generation could not be built.
@@ -110,8 +113,26 @@ pub enum BuildError {
         reason: String,
     },
     /// A plugin did not start.
-    #[error("{0}")]
-    Plugin(#[from] turnstile_plugins::PluginError),
+    #[error("{error} (module {path})")]
+    Plugin {
+        /// `builtin:NAME` or the file.
+        path: String,
+        /// Why.
+        error: turnstile_plugins::PluginError,
+    },
+    /// A plugin crashed its way out of an earlier generation.
+    #[error(
+        "plugins.{name}: this module crashed in a loop with this configuration and generation {generation} was taken back for \
+         it; change {path} or its configuration, or reset the plugin (POST /plugins/{name}/reset on the admin listener)"
+    )]
+    Refused {
+        /// The plugin.
+        name: String,
+        /// `builtin:NAME` or the file.
+        path: String,
+        /// The generation that was taken back.
+        generation: u64,
+    },
 }
 
 /// Everything of a generation that can fail, made before anything is changed.
@@ -153,7 +174,7 @@ fn start_plugin(
             path: plugin.wasm.to_string(),
             reason,
         })?,
-        PluginSource::File(path) => std::fs::read(path)
+        PluginSource::File(path) => crate::module_file::read(path)
             .map_err(|e| BuildError::Module {
                 name: plugin.name.clone(),
                 path: path.display().to_string(),
@@ -179,10 +200,18 @@ fn start_plugin(
     let (started, exported) = match same {
         // It goes on counting where it is, so what was exported of its counts comes along.
         Some(running) => (running.plugin.clone(), running.exported()),
-        None => (Plugin::start(&foundation.runtime, spec, foundation.shared.clone())?, Exported::default()),
+        None => {
+            let path = plugin.wasm.to_string();
+            if let Some(refused) = foundation.refused.find(&plugin.name, &digest, &configuration) {
+                let (name, generation) = (refused.plugin, refused.generation);
+                return Err(BuildError::Refused { name, path, generation });
+            }
+            let started = Plugin::start(&foundation.runtime, spec, foundation.shared.clone());
+            (started.map_err(|error| BuildError::Plugin { path, error })?, Exported::default())
+        }
     };
     Ok(ChainPlugin::new(
-        (plugin.phase, plugin.on_error()),
+        (plugin.phase, plugin.on_error(), plugin.crash_limit),
         started,
         exported,
         digest,
@@ -231,6 +260,16 @@ fn worker_settings(config: &Config) -> Result<Vec<Vec<(String, WorkerSettings)>>
 }
 
 impl Prepared {
+    /// A generation once more: its configuration and its plugins as they run, with its secrets as they are now.
+    ///
+    /// # Errors
+    /// A secret cannot be read.
+    pub fn again(generation: &Generation) -> Result<Self, BuildError> {
+        let config = Arc::clone(&generation.config);
+        let workers = worker_settings(&config)?;
+        Ok(Self { config, chain: generation.chain.to_vec(), workers })
+    }
+
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config

@@ -106,6 +106,10 @@ pub struct Metrics {
     pub plugin_seconds: prometheus::CounterVec,
     /// Faults of plugins by kind.
     pub plugin_faults: IntCounterVec,
+    /// Generations taken back, by the plugin that crashed.
+    pub plugin_rollbacks: IntCounterVec,
+    /// Plugins out of service.
+    pub plugin_quarantined: IntGaugeVec,
     /// The generation that serves.
     pub generation: IntGauge,
     /// Reloads by result.
@@ -301,8 +305,19 @@ impl Metrics {
             plugin_seconds,
             plugin_faults: b.counter(
                 "turnstile_plugin_faults_total",
-                "Faults of plugins, by kind: trap, deadline, memory, unavailable",
+                "Calls into plugins that failed, by kind: trap, deadline, memory, stack, exit, allocator, host (a fault of the \
+                 gateway's), lost (the instance went down with another request), unavailable (no instance, or quarantined)",
                 &["plugin", "kind"],
+            )?,
+            plugin_rollbacks: b.counter(
+                "turnstile_plugin_rollbacks_total",
+                "Generations taken back because a plugin that they brought crashed in a loop, by plugin",
+                &["plugin"],
+            )?,
+            plugin_quarantined: b.gauges(
+                "turnstile_plugin_quarantined",
+                "1 for a plugin that is out of service because it crashed in a loop",
+                &["plugin"],
             )?,
             generation: b.gauge("turnstile_generation", "Number of the generation that serves new requests")?,
             reloads: b.counter("turnstile_reloads_total", "Reloads, by result: ok, failed, unchanged", &["result"])?,

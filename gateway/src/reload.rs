@@ -1,7 +1,9 @@
 //! Reload: a new generation is read, compiled and started aside, then swapped in at once. A bad one changes nothing.
 
+use crate::clock::now_ms;
 use crate::gateway::Gateway;
-use crate::generation::{Generation, prepare};
+use crate::generation::{Generation, Prepared, prepare};
+use crate::probation::release_all;
 use crate::ticks::Ticks;
 use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{EventKind, RecursiveMode, Watcher};
@@ -111,14 +113,32 @@ async fn try_reload(gateway: &Arc<Gateway>, ticks: &Arc<Ticks>, source: &Source)
     .await
     .map_err(|e| format!("the reload task ended: {e}"))??;
     if prepared.is_same_as(&previous) {
+        release_all(&previous);
         return Ok(Reloaded { generation: previous.number, changed: false, restart_needed: Vec::new() });
     }
-    let generation = Arc::new(prepared.commit(previous.number + 1, &gateway.foundation, &gateway.fleet));
+    let generation = put_in_place(gateway, ticks, prepared, previous.number + 1);
     let restart_needed = restart_needed(&previous.config, &generation.config);
+    gateway.probation.begin(&previous, &generation, now_ms());
+    release_all(&generation);
+    Ok(Reloaded { generation: generation.number, changed: true, restart_needed })
+}
+
+/// Puts a generation in place: from here on it serves new requests.
+pub(crate) fn put_in_place(
+    gateway: &Arc<Gateway>,
+    ticks: &Arc<Ticks>,
+    prepared: Prepared,
+    number: u64,
+) -> Arc<Generation> {
+    // What the plugins that go have counted would be lost with them.
+    for plugin in gateway.generation.load().chain.iter() {
+        plugin.export(&gateway.metrics);
+    }
+    let generation = Arc::new(prepared.commit(number, &gateway.foundation, &gateway.fleet));
     ticks.adopt(&generation);
     gateway.metrics.generation.set(i64::try_from(generation.number).unwrap_or(i64::MAX));
     gateway.generation.store(Arc::clone(&generation));
-    Ok(Reloaded { generation: generation.number, changed: true, restart_needed })
+    generation
 }
 
 /// Files whose change means a reload.
@@ -137,7 +157,7 @@ fn fingerprint(files: &BTreeSet<PathBuf>) -> Vec<u8> {
     let mut hash = Sha256::new();
     for file in files {
         hash.update(file.as_os_str().as_encoded_bytes());
-        match std::fs::read(file) {
+        match crate::module_file::read(file) {
             Ok(bytes) => hash.update(Sha256::digest(&bytes)),
             Err(error) => hash.update(error.kind().to_string().as_bytes()),
         }

@@ -8,6 +8,7 @@ use crate::gateway::Gateway;
 use crate::generation::{BuildError, Foundation, fleet_settings, prepare};
 use crate::listen::Bound;
 use crate::metrics::Metrics;
+use crate::probation::{self, RefusedModules};
 use crate::reload::{Source, watch};
 use crate::ticks::Ticks;
 use parking_lot::Mutex;
@@ -118,6 +119,7 @@ impl Running {
         let mut tasks = JoinSet::new();
         tasks.spawn(watch(Arc::clone(&gateway), Arc::clone(&ticks), source.clone()));
         tasks.spawn(expire(Arc::clone(&gateway)));
+        tasks.spawn(probation::watch(Arc::clone(&gateway), Arc::clone(&ticks)));
         for address in &addresses {
             tracing::info!(listener = %address, "listening");
         }
@@ -203,7 +205,8 @@ impl Foundation {
     pub fn new(config: &Config) -> Result<Self, turnstile_plugins::RuntimeError> {
         let runtime = Runtime::new(RuntimeOptions { cache_dir: cache_dir(config), ..RuntimeOptions::default() })?;
         let seed = u64::try_from(crate::request_id::random_u128() >> 64).unwrap_or_default();
-        Ok(Self { runtime, shared: Arc::new(SharedState::default()), seed, threads: thread_count(config) })
+        let shared = Arc::new(SharedState::default());
+        Ok(Self { runtime, shared, seed, threads: thread_count(config), refused: RefusedModules::default() })
     }
 }
 

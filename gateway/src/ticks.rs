@@ -56,14 +56,14 @@ impl Ticks {
                 std::mem::take(&mut *live).into_iter().partition(|(g, _)| g.strong_count() > 0);
             for (_, used) in &alive {
                 for plugin in used {
-                    if !plugins.iter().any(|p| same(p, plugin)) {
+                    if !plugins.iter().any(|p| p.is_same_start(plugin)) {
                         plugins.push(plugin.clone());
                     }
                 }
             }
             let mut leaving = self.leaving.lock();
             for plugin in ended.into_iter().flat_map(|(_, used)| used) {
-                if !plugins.iter().chain(leaving.iter()).any(|p| same(p, &plugin)) {
+                if !plugins.iter().chain(leaving.iter()).any(|p| p.is_same_start(&plugin)) {
                     tracing::info!(plugin = %plugin.name(), "plugin ends: no generation uses it");
                     plugin.shut_down(now);
                     leaving.push(plugin);
@@ -83,9 +83,4 @@ impl Ticks {
         }
         self.leaving.lock().retain(|p| !p.is_shut_down());
     }
-}
-
-/// A start of a plugin has a number of its own.
-fn same(a: &Plugin, b: &Plugin) -> bool {
-    a.stats().generation == b.stats().generation
 }

@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::abi::{BufferType, MapType, Status};
 use crate::env::{HeaderPairs, StreamEnv};
+use crate::pairs;
 
 /// Headers without pseudo-headers: trailers, or the common part of the maps below.
 #[derive(Clone, Debug, Default)]
@@ -85,6 +86,18 @@ impl FieldMap {
         }
         Ok((name, value))
     }
+
+    /// Refuses what would make the map larger than one that a guest may hand over at once: header by header it could
+    /// otherwise grow beyond all bounds, those of the map's own type included.
+    fn has_room(&self, name: &HeaderName, value: &HeaderValue, replaces: bool) -> Result<(), Status> {
+        let size = |name: &HeaderName, value: &HeaderValue| name.as_str().len() + value.len();
+        let stays = self.fields.iter().filter(|(other, _)| !(replaces && *other == name));
+        let (count, bytes) = stays.fold((0, 0), |(count, bytes), (name, value)| (count + 1, bytes + size(name, value)));
+        if count >= pairs::MAX_PAIRS || bytes + size(name, value) > pairs::MAX_BYTES {
+            return Err(Status::BadArgument);
+        }
+        Ok(())
+    }
 }
 
 impl HeaderPairs for FieldMap {
@@ -105,6 +118,7 @@ impl HeaderPairs for FieldMap {
 
     fn add(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
         let (name, value) = Self::parse(name, value)?;
+        self.has_room(&name, &value, name == CONTENT_LENGTH)?;
         // A second content-length would make the message ambiguous.
         if name == CONTENT_LENGTH {
             self.fields.insert(name, value);
@@ -116,6 +130,7 @@ impl HeaderPairs for FieldMap {
 
     fn replace(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
         let (name, value) = Self::parse(name, value)?;
+        self.has_room(&name, &value, true)?;
         self.fields.try_insert(name, value).map_err(|_| Status::BadArgument)?;
         Ok(())
     }

@@ -10,7 +10,7 @@ fn request() -> RequestMap {
     RequestMap::new(Method::POST, "/v1/chat?x=1", "", fields)
 }
 
-fn pairs(map: &dyn HeaderPairs) -> Vec<(String, String)> {
+fn listed(map: &dyn HeaderPairs) -> Vec<(String, String)> {
     let mut pairs = Vec::new();
     map.for_each(&mut |name, value| {
         pairs.push((String::from_utf8_lossy(name).into_owned(), String::from_utf8_lossy(value).into_owned()));
@@ -25,7 +25,7 @@ fn get(map: &dyn HeaderPairs, name: &str) -> Option<String> {
 #[test]
 fn pseudo_headers_come_first_and_host_is_authority() {
     let map = request();
-    let pairs = pairs(&map);
+    let pairs = listed(&map);
     assert_eq!(pairs.len(), map.len());
     assert_eq!(
         pairs[..4].iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
@@ -121,4 +121,23 @@ fn body_edits_follow_the_length_rules() {
     assert_eq!(body(1..3, "E"), "hElo");
     assert_eq!(body(0..usize::MAX, "new"), "new");
     assert_eq!(body(0..5, ""), "");
+}
+
+#[test]
+fn a_map_grows_no_larger_than_one_that_can_be_handed_over() {
+    let mut map = FieldMap::default();
+    let full = (0..2 * pairs::MAX_PAIRS).position(|n| map.add(format!("x-{n}").as_bytes(), b"v").is_err());
+    assert_eq!(full, Some(pairs::MAX_PAIRS));
+    assert!(map.replace(b"x-new", b"v").is_err());
+    map.replace(b"x-0", b"w").unwrap();
+    map.remove(b"x-1").unwrap();
+    map.add(b"x-new", b"v").unwrap();
+
+    let mut map = FieldMap::default();
+    let half = vec![b'v'; pairs::MAX_BYTES / 2 - 1];
+    map.add(b"a", &half).unwrap();
+    map.add(b"b", &half).unwrap();
+    assert!(map.add(b"c", b"").is_err());
+    map.replace(b"b", &half).unwrap();
+    assert_eq!(map.len(), 2);
 }

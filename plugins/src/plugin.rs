@@ -15,7 +15,7 @@ use crate::link_check;
 use crate::outcome::{Fault, FaultKind, PluginError, StartPhase};
 use crate::runtime::Runtime;
 use crate::services::PluginServices;
-use crate::shard::{Shard, ShardState};
+use crate::shard::{Respawn, Shard, ShardState};
 use crate::spec::PluginSpec;
 use crate::stats::PluginStats;
 use crate::stream::{Stream, StreamKey};
@@ -41,6 +41,7 @@ pub(crate) struct PluginInner {
     generation: u64,
     ticking: Mutex<()>,
     closing: AtomicBool,
+    quarantined: AtomicBool,
     // Last: the clock must outlive the instances.
     runtime: Runtime,
 }
@@ -56,6 +57,8 @@ pub struct TickReport {
     pub streams_with_effects: Vec<StreamKey>,
     /// Shards without an instance now.
     pub unhealthy_shards: usize,
+    /// Crashes in a row of the shard that has most, as [`Plugin::crash_streak`].
+    pub crash_streak: u32,
 }
 
 impl Plugin {
@@ -96,6 +99,7 @@ impl Plugin {
                 generation: GENERATIONS.fetch_add(1, Relaxed) + 1,
                 ticking: Mutex::new(()),
                 closing: AtomicBool::new(false),
+                quarantined: AtomicBool::new(false),
                 runtime: runtime.clone(),
             }),
         })
@@ -116,7 +120,38 @@ impl Plugin {
         for (at, shard) in self.inner.shards.iter().enumerate() {
             self.inner.tick_shard(at, shard, now_ms, &mut report);
         }
+        self.inner.loaded.stats.crash_streak.store(report.crash_streak, Relaxed);
         report
+    }
+
+    /// Crashes in a row, as of the last tick: how often the instance of one shard, of that which has most, was lost or did
+    /// not start without a minute of health in between.
+    pub fn crash_streak(&self) -> u32 {
+        self.inner.loaded.stats.crash_streak.load(Relaxed)
+    }
+
+    /// Takes the plugin out of service: new streams find it unavailable, lost instances are not replaced. Streams that run
+    /// go on.
+    pub fn quarantine(&self) {
+        self.inner.quarantined.store(true, Relaxed);
+    }
+
+    /// Whether the plugin is out of service.
+    pub fn is_quarantined(&self) -> bool {
+        self.inner.is_quarantined()
+    }
+
+    /// Puts a quarantined plugin back into service: its crashes are forgotten, lost instances are built anew by the next
+    /// ticks. False if it was not quarantined.
+    pub fn release(&self) -> bool {
+        if !self.inner.quarantined.swap(false, Relaxed) {
+            return false;
+        }
+        for shard in &self.inner.shards {
+            shard.state.lock().respawn = Respawn::default();
+        }
+        self.inner.loaded.stats.crash_streak.store(0, Relaxed);
+        true
     }
 
     /// Tells the guest that its root contexts end. Call it when the plugin's streams have ended. A guest that asks for
@@ -145,6 +180,11 @@ impl Plugin {
         &self.inner.loaded.spec.name
     }
 
+    /// Whether two handles are of one start of a plugin.
+    pub fn is_same_start(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// What was started.
     pub fn spec(&self) -> &PluginSpec {
         &self.inner.loaded.spec
@@ -164,7 +204,13 @@ impl Plugin {
     pub fn stats(&self) -> PluginStats {
         let shards = self.inner.shards.len();
         let healthy_shards = self.inner.shards.iter().filter(|shard| shard.state.lock().instance.is_some()).count();
-        PluginStats { generation: self.inner.generation, shards, healthy_shards, ..self.inner.loaded.stats.snapshot() }
+        PluginStats {
+            generation: self.inner.generation,
+            quarantined: self.is_quarantined(),
+            shards,
+            healthy_shards,
+            ..self.inner.loaded.stats.snapshot()
+        }
     }
 }
 
@@ -182,6 +228,10 @@ impl std::fmt::Debug for Plugin {
 impl PluginInner {
     pub(crate) fn fault(&self, kind: FaultKind, message: impl Into<String>) -> Fault {
         Fault { plugin: Arc::clone(&self.loaded.spec.name), kind, message: message.into() }
+    }
+
+    pub(crate) fn is_quarantined(&self) -> bool {
+        self.quarantined.load(Relaxed)
     }
 
     /// Throws a shard's instance away for what came out of it.
@@ -222,7 +272,9 @@ impl PluginInner {
             if self.closing.load(Relaxed) {
                 return;
             }
-            let due = state.respawn.missing(now_ms, jitter());
+            // Nothing is planned in quarantine, so that release begins anew.
+            let due = !self.is_quarantined() && state.respawn.missing(now_ms, jitter());
+            report.saw_streak(state.respawn);
             if !due {
                 report.unhealthy_shards += 1;
                 return;
@@ -243,6 +295,7 @@ impl PluginInner {
                 Err(error) => {
                     self.loaded.stats.failed_restarts.fetch_add(1, Relaxed);
                     state.respawn.failed(now_ms, jitter());
+                    report.saw_streak(state.respawn);
                     report.unhealthy_shards += 1;
                     report.faults.push(self.fault(FaultKind::Unavailable, error.to_string()));
                     return;
@@ -251,6 +304,7 @@ impl PluginInner {
         }
         let state = &mut *state;
         state.respawn.alive(now_ms);
+        report.saw_streak(state.respawn);
         let run = self
             .end_orphans(state, orphans)
             .and_then(|()| self.run_due_tick(state, now_ms))
@@ -312,6 +366,12 @@ impl PluginInner {
             state.next_tick_ms = (period_ms != 0).then(|| now_ms.saturating_add(u64::from(period_ms)));
         }
         ran
+    }
+}
+
+impl TickReport {
+    fn saw_streak(&mut self, respawn: Respawn) {
+        self.crash_streak = self.crash_streak.max(respawn.failures());
     }
 }
 

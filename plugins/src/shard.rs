@@ -67,6 +67,11 @@ impl Respawn {
         self.plan(now_ms, jitter);
     }
 
+    /// How often in a row the instance was lost or did not start.
+    pub(crate) fn failures(self) -> u32 {
+        self.failures
+    }
+
     fn plan(&mut self, now_ms: u64, jitter: u64) {
         let whole = (FIRST_BACK_OFF_MS << self.failures.min(16)).min(LONGEST_BACK_OFF_MS);
         // Between three quarters and the whole, so that shards do not come back in step.

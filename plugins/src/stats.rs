@@ -1,6 +1,6 @@
 //! What a plugin has done so far, in numbers.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use crate::outcome::FaultKind;
@@ -18,6 +18,7 @@ pub(crate) struct StatsCounters {
     pub(crate) tolerated: AtomicU64,
     pub(crate) log_lines_dropped: AtomicU64,
     pub(crate) memory_high_water: AtomicU64,
+    pub(crate) crash_streak: AtomicU32,
 }
 
 /// Counters of one plugin at one moment.
@@ -45,6 +46,10 @@ pub struct PluginStats {
     pub log_lines_dropped: u64,
     /// Most linear memory that one instance has had, bytes.
     pub memory_high_water: u64,
+    /// Crashes in a row, as [`Plugin::crash_streak`](crate::Plugin::crash_streak).
+    pub crash_streak: u32,
+    /// Out of service, see [`Plugin::quarantine`](crate::Plugin::quarantine).
+    pub quarantined: bool,
     /// Shards whose instance is healthy now.
     pub healthy_shards: usize,
     /// All shards.
@@ -88,6 +93,8 @@ impl StatsCounters {
             tolerated: read(&self.tolerated),
             log_lines_dropped: read(&self.log_lines_dropped),
             memory_high_water: read(&self.memory_high_water),
+            crash_streak: self.crash_streak.load(Relaxed),
+            quarantined: false,
             healthy_shards: 0,
             shards: 0,
         }

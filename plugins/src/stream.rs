@@ -189,6 +189,7 @@ impl Stream {
         let state = &mut *state;
         let instance = match (&mut state.instance, self.state) {
             (_, State::Failed(kind)) => return Err(self.fail(kind)),
+            (_, State::Fresh) if plugin.is_quarantined() => return Err(self.fail(FaultKind::Unavailable)),
             (Some(instance), State::Fresh) => instance,
             (Some(instance), State::Bound { sequence, .. }) if sequence == instance.sequence() => instance,
             (None, State::Fresh) => return Err(self.fail(FaultKind::Unavailable)),
@@ -222,6 +223,7 @@ impl Stream {
         self.state = State::Failed(kind);
         let message = match kind {
             FaultKind::Lost => "the instance that held this stream is gone",
+            _ if self.plugin.is_quarantined() => "the plugin is quarantined: it crashed again and again",
             _ => "the plugin has no healthy instance",
         };
         Box::new(self.plugin.fault(kind, message))

@@ -9,6 +9,7 @@ use turnstile_fleet::decision::Decision;
 use turnstile_plugins::{Fault, FaultKind, Lent, LocalResponse, Plugin, PluginStats, Stream};
 
 /// One plugin of the chain.
+#[derive(Clone)]
 pub struct ChainPlugin {
     /// Its name.
     pub name: Arc<str>,
@@ -16,6 +17,8 @@ pub struct ChainPlugin {
     pub phase: Phase,
     /// What its failure means.
     pub on_error: OnError,
+    /// Crashes in a row that are a crash loop; 0 for never.
+    pub crash_limit: u32,
     /// The started plugin.
     pub plugin: Plugin,
     /// SHA-256 of its module, hexadecimal.
@@ -33,7 +36,7 @@ pub type Exported = Arc<Mutex<PluginStats>>;
 impl ChainPlugin {
     /// A started plugin with its place in the chain.
     pub fn new(
-        (phase, on_error): (Phase, OnError),
+        (phase, on_error, crash_limit): (Phase, OnError, u32),
         plugin: Plugin,
         exported: Exported,
         digest: String,
@@ -41,7 +44,7 @@ impl ChainPlugin {
         configuration: String,
     ) -> Self {
         let name = Arc::clone(plugin.name());
-        Self { name, phase, on_error, plugin, digest, source, configuration, exported }
+        Self { name, phase, on_error, crash_limit, plugin, digest, source, configuration, exported }
     }
 
     /// Its counters as they were last exported, shared with whatever exports them next.

@@ -179,6 +179,56 @@ fn an_instance_that_does_not_start_again_is_tried_less_and_less_often() {
 }
 
 #[test]
+fn crashes_in_a_row_are_counted_until_a_minute_of_health() {
+    let rig = Rig::start(misbehaver().spec().with_shards(2)).unwrap();
+    assert_eq!(rig.plugin.crash_streak(), 0);
+    let mut now = 0;
+    for crashes in 1..=3 {
+        fault(&mut rig.plugin.open_stream(0), &mut asking("t"));
+        now += 10;
+        assert_eq!(rig.plugin.tick(now).crash_streak, crashes);
+        assert_eq!(rig.plugin.crash_streak(), crashes);
+        now += 1_000;
+        assert_eq!(rig.plugin.tick(now).restarted, 1);
+    }
+    // The other shard has a row of its own.
+    fault(&mut rig.plugin.open_stream(1), &mut asking("t"));
+    assert_eq!(rig.plugin.tick(now + 10).crash_streak, 3);
+    rig.plugin.tick(now + 59_000);
+    assert_eq!(rig.plugin.crash_streak(), 3);
+    rig.plugin.tick(now + 60_000);
+    assert_eq!(rig.plugin.crash_streak(), 1, "the second shard's");
+}
+
+#[test]
+fn a_quarantined_plugin_takes_no_new_streams_until_it_is_released() {
+    let rig = Rig::start(misbehaver().spec().with_shards(2)).unwrap();
+    let mut running = rig.plugin.open_stream(1);
+    running.on_request_headers(&mut request(), true).unwrap();
+    fault(&mut rig.plugin.open_stream(0), &mut asking("t"));
+    assert!(!rig.plugin.release(), "it is not quarantined");
+    rig.plugin.quarantine();
+    assert!(rig.plugin.is_quarantined() && rig.plugin.stats().quarantined);
+    for shard in 0..2 {
+        let fault = rig.plugin.open_stream(shard).on_request_headers(&mut request(), true).unwrap_err();
+        assert_eq!(fault.kind, FaultKind::Unavailable);
+        assert!(fault.message.contains("quarantined"), "{}", fault.message);
+    }
+    for now in [0, 100, 10_000, 100_000] {
+        assert_eq!(rig.plugin.tick(now).restarted, 0, "lost instances are not replaced");
+    }
+    running.on_request_headers(&mut request(), true).unwrap();
+    running.finish(&mut request()).unwrap();
+
+    assert!(rig.plugin.release());
+    assert_eq!(rig.plugin.crash_streak(), 0);
+    rig.plugin.open_stream(1).on_request_headers(&mut request(), true).unwrap();
+    rig.plugin.tick(200_000);
+    assert_eq!(rig.plugin.tick(200_100).restarted, 1);
+    rig.plugin.open_stream(0).on_request_headers(&mut request(), true).unwrap();
+}
+
+#[test]
 fn a_panic_of_the_gateway_is_a_fault_and_the_environment_comes_back() {
     struct Bomb(u32);
     impl StreamEnv for Bomb {

@@ -84,7 +84,8 @@ impl Rig {
         let metrics = Arc::new(Metrics::new().map_err(|e| e.to_string())?);
         let options = RuntimeOptions { cache_dir: Some(cache.join("wasm")), ..RuntimeOptions::default() };
         let runtime = Runtime::new(options).map_err(|e| e.to_string())?;
-        let foundation = Foundation { runtime, shared: Arc::new(SharedState::default()), seed: 7, threads: 1 };
+        let shared = Arc::new(SharedState::default());
+        let foundation = Foundation { runtime, shared, seed: 7, threads: 1, refused: Default::default() };
         let prepared = prepare(config, &foundation, None).map_err(|e| e.to_string())?;
         let fleet = Arc::new(Fleet::new(Arc::clone(&metrics), fleet_settings(prepared.config(), &[]), 64));
         let generation = Arc::new(prepared.commit(1, &foundation, &fleet));

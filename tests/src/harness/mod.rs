@@ -15,6 +15,7 @@
 
 mod client;
 mod flood;
+mod guest;
 mod logs;
 mod metrics;
 mod modules;
@@ -26,6 +27,7 @@ mod worker;
 
 pub use client::{Answer, Connection, Head, Request, send};
 pub use flood::Flood;
+pub use guest::Guest;
 pub use logs::{Logs, logs};
 pub use metrics::Samples;
 pub use modules::{module, swap};

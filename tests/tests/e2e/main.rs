@@ -4,6 +4,7 @@
 mod admin;
 mod agreement;
 mod bodies;
+mod crash_loops;
 mod edge_bodies;
 mod edge_disconnects;
 mod edge_framing;
@@ -16,6 +17,7 @@ mod errors;
 mod filter_ends;
 mod filters;
 mod hints;
+mod plugin_faults;
 mod policies;
 mod prefill;
 mod queue;
