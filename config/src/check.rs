@@ -47,6 +47,7 @@ pub(crate) fn check(config: &Config, root: &Node, problems: &mut Vec<Problem>) {
     checker.plugins(config, At::root(root).entry("plugins"));
     checker.sessions(config, At::root(root).entry("sessions"));
     checker.access_log(config, At::root(root).entry("logging").entry("access"));
+    checker.state(config, At::root(root).entry("state"));
 }
 
 struct Checker<'a> {
@@ -191,6 +192,14 @@ impl Checker<'_> {
             let at = at.entry("id_headers").item(index);
             let session = at.entry("session");
             headers.add(self, if session.node.is_some() { &session } else { &at }, &family.session);
+        }
+    }
+
+    /// Whoever shares a directory by accident would find out too late, so it has to be named.
+    fn state(&mut self, config: &Config, at: At<'_>) {
+        let interval = at.entry("interval_s");
+        if config.state.interval_s > 0 && at.entry("dir").node.is_none() && !self.has_problem(&interval) {
+            self.problem(&interval, "snapshots need a directory of their own: state.dir");
         }
     }
 

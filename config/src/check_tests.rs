@@ -317,6 +317,16 @@ fn the_access_log_needs_its_directory() {
 }
 
 #[test]
+fn snapshots_need_a_directory() {
+    assert_eq!(
+        problems_of("[state]\ninterval_s = 30"),
+        ["2:14: state.interval_s: snapshots need a directory of their own: state.dir"]
+    );
+    assert!(parse(&format!("[state]\ninterval_s = 30\ndir = \"d\"\n{MINIMAL}")).is_ok());
+    assert_eq!(problems_of("[state]\nsnapshot_bytes = 1").len(), 1);
+}
+
+#[test]
 fn every_problem_is_reported_at_once() {
     let text = "thread = 1\n[retry]\nattempts = 0\n[[pools]]\nworkers = [\"http://a:1\", \"http://a:1\", \"x\"]\n";
     let errors = parse(text).unwrap_err();

@@ -35,6 +35,7 @@ mod restart;
 mod schema;
 mod secret;
 mod session;
+mod shutdown;
 mod steering;
 mod summary;
 mod upstream;
@@ -55,6 +56,7 @@ pub use restart::restart_needed;
 pub use schema::schema;
 pub use secret::{Secret, SecretError};
 pub use session::{Busy, IdHeaders, Sessions};
+pub use shutdown::Shutdown;
 pub use steering::{
     Barred, Forwarded, ForwardedSend, Guarded, Namespace, Network, NotANetwork, Onward, PriorityMember, Steering,
 };
@@ -103,6 +105,8 @@ pub struct Config {
     pub retry: Retry,
     /// Logs, and what a response tells about its decision.
     pub logging: Logging,
+    /// From the signal to stop to the end.
+    pub shutdown: Shutdown,
     /// What the gateway keeps on disk.
     pub state: State,
 }
@@ -127,6 +131,7 @@ impl Default for Config {
             limits: Limits::default(),
             retry: Retry::default(),
             logging: Logging::default(),
+            shutdown: Shutdown::default(),
             state: State::default(),
         }
     }

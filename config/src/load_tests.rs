@@ -101,7 +101,6 @@ fn defaults_are_the_documented_ones() {
             client_idle_s: 75,
             upstream_idle_ms: 4000,
             side_request_s: 10,
-            shutdown_grace_s: 30,
         }
     );
     assert_eq!(config.limits.body_bytes.bytes(), 67_108_864);

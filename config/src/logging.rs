@@ -5,6 +5,8 @@ use std::{borrow::Cow, convert::Infallible, path::PathBuf, str::FromStr};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use crate::ByteSize;
+
 /// Logs, and what a response tells about its decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -64,13 +66,28 @@ pub enum AccessLog {
 }
 
 /// What the gateway keeps on disk.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct State {
     /// Directory, relative to this file; compiled plugins go to `wasm` in it. Absent: `turnstile` in the user's cache
     /// directory.
     #[schemars(length(min = 1), extend("x-restart" = true))]
     pub dir: Option<PathBuf>,
+    /// Seconds between two snapshots of sessions and prefix index in `dir`. With them a restarted gateway sends sessions back to
+    /// their workers, and closes the engine sessions that a killed one left open. One gateway uses a directory at a time. 0: off.
+    #[schemars(range(min = 0, max = 86_400), extend("x-restart" = true))]
+    pub interval_s: u64,
+    /// Largest snapshot. What was used longest ago is left out of a larger one.
+    #[schemars(extend("minimum" = 65_536, "maximum" = 4_294_967_296_u64, "x-restart" = true))]
+    pub snapshot_bytes: ByteSize,
+}
+
+// === impl State ===
+
+impl Default for State {
+    fn default() -> Self {
+        Self { dir: None, interval_s: 0, snapshot_bytes: ByteSize::mib(256) }
+    }
 }
 
 // === impl Logging ===

@@ -46,9 +46,6 @@ pub struct Timeouts {
     /// Seconds a side request (open or close of a session, load) may take.
     #[schemars(range(min = 1, max = 3_600))]
     pub side_request_s: u64,
-    /// Seconds that requests in flight are given when the gateway stops.
-    #[schemars(range(min = 0, max = 86_400), extend("x-restart" = true))]
-    pub shutdown_grace_s: u64,
 }
 
 /// How large everything may be.
@@ -118,7 +115,6 @@ impl Default for Timeouts {
             client_idle_s: 75,
             upstream_idle_ms: 4_000,
             side_request_s: 10,
-            shutdown_grace_s: 30,
         }
     }
 }

@@ -8,6 +8,7 @@
 //! than the one before it. So how much of a chain a worker has is found by binary search.
 
 mod lru;
+mod saved;
 mod table;
 
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ use crate::ids::WorkerId;
 use lru::Blocks;
 
 pub use lru::MAX_BYTES_PER_BLOCK;
+pub use saved::{CopiedBlocks, SavedBlock};
 
 /// Blocks of all workers.
 #[derive(Debug, Default)]
@@ -85,6 +87,17 @@ impl PrefixIndex {
     /// The worker has nothing: it restarted, flushed its cache, or is gone.
     pub fn forget(&mut self, worker: WorkerId) {
         self.workers.remove(&worker);
+    }
+
+    /// A copy of what a worker is believed to have, for the snapshot.
+    pub fn copy_of(&self, worker: WorkerId) -> Option<CopiedBlocks> {
+        self.workers.get(&worker).map(Blocks::copy)
+    }
+
+    /// Takes over a worker's blocks from a snapshot, in place of what is there.
+    pub fn restore(&mut self, worker: WorkerId, list: &[SavedBlock]) {
+        let capacity = self.workers.get(&worker).map_or(self.default_capacity, Blocks::capacity);
+        self.workers.insert(worker, Blocks::restored(capacity, list));
     }
 
     /// Blocks of one worker.

@@ -186,6 +186,7 @@ enum Step {
     Match(Vec<u64>),
     Correct(Vec<u64>, usize),
     Bound(usize),
+    Restart,
 }
 
 /// Prompts of few different blocks, so that they share heads and branch.
@@ -199,6 +200,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => labels().prop_map(Step::Match),
         2 => (labels(), 0..8_usize).prop_map(|(labels, reported)| Step::Correct(labels, reported)),
         1 => (1..20_usize).prop_map(Step::Bound),
+        1 => Just(Step::Restart),
     ];
     prop::collection::vec(step, 0..60)
 }
@@ -253,6 +255,11 @@ proptest! {
                 Step::Correct(labels, reported) => {
                     prop_assert_eq!(index.correct(W, &chain(&labels), reported), model.correct(&labels, reported));
                 }
+                Step::Restart => {
+                    if let Some(blocks) = index.copy_of(W) {
+                        index.restore(W, &blocks.list(usize::MAX));
+                    }
+                }
                 Step::Bound(capacity) => {
                     index.set_capacity(W, capacity);
                     model.capacity = capacity;
@@ -285,5 +292,26 @@ proptest! {
             }
         }
         prop_assert!(index.len() <= 4.min(chains.iter().flatten().collect::<HashSet<_>>().len()));
+    }
+
+    /// A list from a file may say anything.
+    #[test]
+    fn any_list_of_blocks_is_taken_over_as_far_as_it_makes_sense(
+        list in prop::collection::vec((0..12_u64, prop::option::of(0..20_u32)), 0..20),
+        most in 0..20_usize,
+    ) {
+        let list: Vec<SavedBlock> = list.into_iter().map(|(hash, parent)| SavedBlock { hash, parent }).collect();
+        let mut index = index(6);
+        index.restore(W, &list);
+        index.workers[&W].check();
+        let kept = index.copy_of(W).unwrap().list(usize::MAX);
+        prop_assert_eq!(kept.len(), index.len_of(W));
+        // What is left out at the end takes nothing with it.
+        let copied = index.copy_of(W).unwrap();
+        prop_assert_eq!(&copied.list(most)[..], &kept[..most.min(kept.len())]);
+        index.restore(W, &kept);
+        prop_assert_eq!(index.copy_of(W).unwrap().list(usize::MAX), kept);
+        index.insert(W, &[1, 2, 3]);
+        index.workers[&W].check();
     }
 }

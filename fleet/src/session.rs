@@ -22,6 +22,7 @@ mod inspect;
 mod names;
 mod note;
 mod plan;
+mod saved;
 mod sweep;
 mod table;
 mod waiting;
@@ -36,6 +37,7 @@ use crate::worker::{Capabilities, WorkerView};
 pub use hold::{AttemptEnd, Hold, Parting, RELEASE_AFTER_MS, RELEASE_UNTOLD_MS, Refused};
 pub use inspect::{Counts, SessionView};
 pub use note::ContextNote;
+pub use saved::{EngineChange, HeldEngine, Restored, SavedSession};
 pub use table::Sessions;
 pub use waiting::WaitTicket;
 
@@ -314,6 +316,8 @@ pub enum CloseCause {
     OpenUnknown,
     /// The gateway ends.
     Shutdown,
+    /// An earlier process left it open.
+    Orphaned,
 }
 
 /// What a lost worker changed.
@@ -359,6 +363,13 @@ impl ModeWish {
 }
 
 // === impl SessionOptions ===
+
+impl SessionOptions {
+    /// The timeout that the engine gets for a session with an idle timeout of ours.
+    pub fn engine_timeout_ms(&self, ttl_ms: u64) -> u64 {
+        ttl_ms.saturating_add(self.max_turn_ms).saturating_add(self.engine_timeout_margin_ms)
+    }
+}
 
 impl Default for SessionOptions {
     fn default() -> Self {
@@ -416,3 +427,7 @@ mod rule_tests;
 #[cfg(test)]
 #[path = "session/schedule_tests.rs"]
 mod schedule_tests;
+
+#[cfg(test)]
+#[path = "session/saved_tests.rs"]
+mod saved_tests;

@@ -2,6 +2,7 @@
 //!
 //! Local by default; anywhere else it asks for a bearer token, which the configuration check enforces.
 
+use crate::drain;
 use crate::explain;
 use crate::gateway::Gateway;
 use crate::metrics::{WORKER_FIELDS, WORKER_STATES};
@@ -10,6 +11,7 @@ use crate::reload::{Source, reload};
 use crate::ticks::Ticks;
 use async_trait::async_trait;
 use http::{Method, Response, StatusCode, header};
+use percent_encoding::percent_decode_str;
 use pingora_core::apps::http_app::ServeHttp;
 use pingora_core::protocols::http::ServerSession;
 use serde_json::{Value, json};
@@ -18,11 +20,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use subtle::ConstantTimeEq;
 use turnstile_plugins::{FaultKind, MetricValue};
+use url::form_urlencoded;
 
 /// Sessions listed at a time.
 const SESSIONS_LISTED: usize = 1000;
 /// Largest body of `POST /explain`.
 const EXPLAIN_LIMIT: usize = 64 * 1024 * 1024;
+
+/// The longest wait for a worker to be empty.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
 /// The application of the admin listener.
 pub struct Admin {
@@ -76,6 +82,7 @@ impl Admin {
         match path.as_str() {
             "/metrics" if reads => self.metrics(),
             "/workers" if reads => Answer::json(StatusCode::OK, &self.workers()),
+            path if path.starts_with("/workers/") => self.worker(session, &method, path).await,
             "/sessions" if reads => Answer::json(StatusCode::OK, &self.sessions()),
             "/side" if reads => Answer::json(StatusCode::OK, &self.side()),
             "/plugins" if reads => Answer::json(StatusCode::OK, &self.plugins()),
@@ -92,7 +99,7 @@ impl Admin {
             _ => Answer::error(
                 StatusCode::NOT_FOUND,
                 "there are GET /metrics /workers /sessions /side /plugins /config /health, POST /reload /explain \
-                 /plugins/NAME/reset",
+                 /plugins/NAME/reset /workers/ID/drain /workers/ID/undrain",
             ),
         }
     }
@@ -172,6 +179,7 @@ impl Admin {
                     "pool": &*worker.settings().pool,
                     "index": worker.index.0,
                     "state": view.state.name(),
+                    "draining": worker.is_draining(),
                     "sglang": facts.as_ref().and_then(|f| f.version.clone()),
                     "capabilities": view.capabilities.names().collect::<Vec<_>>(),
                     "dp_size": view.capabilities.dp_size,
@@ -219,6 +227,38 @@ impl Admin {
                 "given_up": counts.abandoned,
             },
         })
+    }
+
+    /// `POST /workers/ID/drain[?wait=SECONDS]`, `POST /workers/ID/undrain`; `GET /workers/ID` tells what is left there.
+    async fn worker(&self, session: &ServerSession, method: &Method, path: &str) -> Answer {
+        let (id, action) = match path.trim_start_matches("/workers/").split_once('/') {
+            Some((id, action)) => (id, Some(action)),
+            None => (path.trim_start_matches("/workers/"), None),
+        };
+        let wanted = match action {
+            None => Method::GET,
+            Some("drain" | "undrain") => Method::POST,
+            Some(_) => return Answer::error(StatusCode::NOT_FOUND, "there are POST drain and undrain of a worker"),
+        };
+        if *method != wanted {
+            return Answer::error(StatusCode::METHOD_NOT_ALLOWED, &format!("{wanted} only"));
+        }
+        let id = percent_decode_str(id).decode_utf8_lossy();
+        let fleet = &self.gateway.fleet;
+        let Some(worker) = fleet.workers.by_id(&id) else {
+            return Answer::error(StatusCode::NOT_FOUND, &format!("no worker {id:?}"));
+        };
+        let wait = match wait_of(session.req_header().uri.query()) {
+            Ok(wait) => wait,
+            Err(reason) => return Answer::error(StatusCode::BAD_REQUEST, &reason),
+        };
+        match action {
+            Some("drain") => drain::drain(fleet, &worker),
+            Some("undrain") => drain::undrain(fleet, &worker),
+            _ => {}
+        }
+        let left = drain::wait(fleet, &worker, wait).await;
+        Answer::json(StatusCode::OK, &left.json(&worker))
     }
 
     fn sessions(&self) -> Value {
@@ -352,6 +392,22 @@ impl Admin {
 /// The plugin in `/plugins/NAME/reset`.
 fn plugin_of(path: &str) -> Option<&str> {
     path.strip_prefix("/plugins/")?.strip_suffix("/reset").filter(|name| !name.is_empty())
+}
+
+/// `wait=SECONDS` of a query.
+fn wait_of(query: Option<&str>) -> Result<Duration, String> {
+    let mut wait = Duration::ZERO;
+    for (key, value) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
+        if key != "wait" {
+            return Err(format!("unknown parameter {key:?}: there is wait=SECONDS"));
+        }
+        let seconds: u64 = value.parse().map_err(|_| format!("wait: expected seconds, found {value:?}"))?;
+        wait = Duration::from_secs(seconds);
+        if wait > LONGEST_WAIT {
+            return Err(format!("wait: at most {} seconds", LONGEST_WAIT.as_secs()));
+        }
+    }
+    Ok(wait)
 }
 
 fn escape(text: &str) -> String {

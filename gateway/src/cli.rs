@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 /// Edge gateway for fleets of SGLang workers that serve agents.
 ///
@@ -15,6 +16,17 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// Does what the command line of this process says.
+pub fn main() -> ExitCode {
+    match crate::commands::dispatch(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -24,6 +36,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Explain how a running gateway would place a request, without sending it
     Explain(ExplainArgs),
+    /// List the workers of a running gateway, or drain one
+    Workers(WorkersArgs),
     /// Start simulated SGLang workers
     Sim(SimArgs),
     /// Print the JSON schema of the configuration
@@ -66,18 +80,55 @@ pub struct ExplainArgs {
     /// File with the request body (JSON); "-" reads standard input
     #[arg(value_name = "BODY")]
     pub body: PathBuf,
-    /// Admin listener of the running gateway
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9180")]
-    pub admin: String,
-    /// Bearer token of the admin listener
-    #[arg(long, value_name = "TOKEN", env = "TURNSTILE_ADMIN_TOKEN", hide_env_values = true)]
-    pub token: Option<String>,
+    /// The running gateway
+    #[command(flatten)]
+    pub admin: AdminArgs,
     /// Path the request would be sent to
     #[arg(long, value_name = "PATH", default_value = "/v1/chat/completions")]
     pub path: String,
     /// Request header, as NAME:VALUE; may be repeated
     #[arg(long = "header", short = 'H', value_name = "NAME:VALUE")]
     pub headers: Vec<String>,
+}
+
+/// How a running gateway is reached.
+#[derive(Debug, Clone, Args)]
+pub struct AdminArgs {
+    /// Admin listener of the running gateway
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9180", global = true)]
+    pub admin: String,
+    /// Bearer token of the admin listener
+    #[arg(long, value_name = "TOKEN", env = "TURNSTILE_ADMIN_TOKEN", hide_env_values = true, global = true)]
+    pub token: Option<String>,
+}
+
+/// `turnstile workers`.
+#[derive(Debug, Clone, Args)]
+pub struct WorkersArgs {
+    /// The running gateway
+    #[command(flatten)]
+    pub admin: AdminArgs,
+    /// What to do with which; without it they are listed
+    #[command(subcommand)]
+    pub action: Option<WorkersAction>,
+}
+
+/// What `turnstile workers` does with one.
+#[derive(Debug, Clone, Subcommand)]
+pub enum WorkersAction {
+    /// Send new turns and sessions elsewhere, and let what runs there finish
+    Drain {
+        /// Id of the worker
+        id: String,
+        /// Wait until it is empty, at most so many seconds; fails if it is not empty then
+        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+        wait: Option<u64>,
+    },
+    /// Take a worker into use again
+    Undrain {
+        /// Id of the worker
+        id: String,
+    },
 }
 
 /// `turnstile sim`.

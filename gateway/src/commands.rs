@@ -1,15 +1,18 @@
 //! What the subcommands do. Every error is a text for the terminal.
 
-use crate::cli::{CheckArgs, ExplainArgs, RunArgs, SimArgs};
+use crate::admin_client::ask;
+use crate::cli::{CheckArgs, Command, ExplainArgs, RunArgs, SimArgs, WorkersAction, WorkersArgs};
 use crate::generation::{Foundation, problems};
 use crate::metrics::Metrics;
 use crate::reload::Source;
 use crate::run::{Running, thread_count};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -36,11 +39,12 @@ pub fn run(args: RunArgs) -> Outcome {
         .build()
         .map_err(|e| e.to_string())?;
     let outcome = runtime.block_on(async {
-        let running = Running::start(source).await.map_err(|e| e.to_string())?;
+        // Before anything else: a signal during the start must not be the end of a process that holds something.
         let fail = |e: std::io::Error| e.to_string();
         let mut terminate = signal(SignalKind::terminate()).map_err(fail)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(fail)?;
         let mut hang_up = signal(SignalKind::hangup()).map_err(fail)?;
+        let running = Running::start(source).await.map_err(|e| e.to_string())?;
         loop {
             tokio::select! {
                 _ = terminate.recv() => break,
@@ -49,13 +53,22 @@ pub fn run(args: RunArgs) -> Outcome {
                 _ = hang_up.recv() => { let _ = running.reload().await; }
             }
         }
-        tracing::info!("stopping");
-        tokio::select! {
-            () = running.stop() => {}
-            _ = terminate.recv() => tracing::warn!("second signal: stopping at once"),
-            _ = interrupt.recv() => tracing::warn!("second signal: stopping at once"),
+        let hurry = CancellationToken::new();
+        let stop = running.stop_unless(&hurry);
+        tokio::pin!(stop);
+        loop {
+            tokio::select! {
+                () = &mut stop => return Ok(()),
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if hurry.is_cancelled() {
+                tracing::warn!("third signal: ending at once; engine sessions may be left open");
+                return Ok(());
+            }
+            tracing::warn!("second signal: cutting turns; a third one ends at once");
+            hurry.cancel();
         }
-        Ok(())
     });
     runtime.shutdown_timeout(Duration::from_secs(1));
     outcome
@@ -162,21 +175,48 @@ pub fn explain(args: &ExplainArgs) -> Outcome {
         headers.insert(name.trim(), value.trim());
     }
     let question = serde_json::json!({"path": args.path, "headers": headers, "body": raw}).to_string();
-    let authorization = args.token.as_ref().map(|t| format!("authorization: Bearer {t}\r\n")).unwrap_or_default();
-    let request = format!(
-        "POST /explain HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\n{authorization}content-length: {}\r\n\r\n",
-        args.admin,
-        question.len()
-    );
-    let fail = |e: std::io::Error| format!("{}: {e}", args.admin);
-    let mut stream = TcpStream::connect(&args.admin).map_err(fail)?;
-    stream.set_read_timeout(Some(Duration::from_secs(30))).map_err(fail)?;
-    stream.write_all(request.as_bytes()).and_then(|()| stream.write_all(question.as_bytes())).map_err(fail)?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).map_err(fail)?;
-    let (head, text) = answer.split_once("\r\n\r\n").ok_or_else(|| format!("{}: not an HTTP answer", args.admin))?;
-    let status = head.split_whitespace().nth(1).unwrap_or_default();
-    if status == "200" { print(text) } else { Err(format!("{} answered {status}: {}", args.admin, text.trim())) }
+    print(&ask(&args.admin, "POST", "/explain", &question, Duration::ZERO)?)
+}
+
+/// `turnstile workers`: asks the admin listener of a running gateway.
+///
+/// # Errors
+/// The gateway's answer, or that a worker is not empty after all the time it was given.
+pub fn workers(args: &WorkersArgs) -> Outcome {
+    let path = |id: &str, action: &str| format!("/workers/{}/{action}", utf8_percent_encode(id, NON_ALPHANUMERIC));
+    match &args.action {
+        None => print(&ask(&args.admin, "GET", "/workers", "", Duration::ZERO)?),
+        Some(WorkersAction::Undrain { id }) => {
+            print(&ask(&args.admin, "POST", &path(id, "undrain"), "", Duration::ZERO)?)
+        }
+        Some(WorkersAction::Drain { id, wait }) => {
+            let query = wait.map(|seconds| format!("?wait={seconds}")).unwrap_or_default();
+            let waited = Duration::from_secs(wait.unwrap_or(0));
+            let answer = ask(&args.admin, "POST", &format!("{}{query}", path(id, "drain")), "", waited)?;
+            print(&answer)?;
+            let left: serde_json::Value = serde_json::from_str(&answer).map_err(|e| e.to_string())?;
+            match wait {
+                Some(seconds) if left["empty"] != true => Err(format!("{id} is not empty after {seconds} s")),
+                _ => Ok(()),
+            }
+        }
+    }
+}
+
+/// Runs what the command line says.
+///
+/// # Errors
+/// See the commands.
+pub fn dispatch(command: Command) -> Outcome {
+    match command {
+        Command::Run(args) => run(args),
+        Command::Check(args) => check(&args),
+        Command::Explain(args) => explain(&args),
+        Command::Workers(args) => workers(&args),
+        Command::Sim(args) => sim(args),
+        Command::Schema => schema(),
+        Command::Metrics => metrics(),
+    }
 }
 
 /// `turnstile sim`.

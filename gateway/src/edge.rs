@@ -125,6 +125,8 @@ impl ServerApp for Edge {
         let _shown = Shown::new(&self.gateway.metrics.client_connections);
         let http2 = self.h2c
             && tokio::select! {
+                // A request that is there already is served.
+                biased;
                 opens = stream.opens_with(HTTP2_PREFACE) => opens.ok()?,
                 () = stopped(shutdown) => return None,
             };

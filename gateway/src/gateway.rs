@@ -7,10 +7,11 @@ use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::prefills::Prefills;
 use crate::probation::Probation;
+use crate::stopping::Stopping;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use turnstile_plugins::{NameSpace, SharedState};
 
 /// What all listeners and tasks share.
@@ -29,8 +30,8 @@ pub struct Gateway {
     pub prefills: Arc<Prefills>,
     /// Policies' shared store.
     pub store: Arc<dyn PolicyStore>,
-    /// Set from the first signal to stop.
-    pub stopping: AtomicBool,
+    /// The end, from the first signal to stop.
+    pub stopping: Stopping,
     /// One reload at a time.
     pub reloading: tokio::sync::Mutex<()>,
     /// The last failed reload, for the admin listener.
@@ -59,7 +60,7 @@ impl Gateway {
             prefills: Arc::new(Prefills::new(Arc::clone(&metrics))),
             metrics,
             store,
-            stopping: AtomicBool::new(false),
+            stopping: Stopping::default(),
             reloading: tokio::sync::Mutex::new(()),
             last_error: Mutex::new(None),
             probation: Probation::default(),
@@ -74,7 +75,7 @@ impl Gateway {
 
     /// True once the gateway has been told to stop.
     pub fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
+        self.stopping.is_announced()
     }
 
     /// Workers that take turns.

@@ -7,6 +7,7 @@
 
 pub mod access_log;
 pub mod admin;
+pub mod admin_client;
 pub mod admission;
 pub mod after;
 pub mod builtin;
@@ -16,6 +17,7 @@ pub mod client_stream;
 pub mod clock;
 pub mod commands;
 pub mod content_encoding;
+pub mod drain;
 pub mod edge;
 pub mod errors;
 pub mod exchange;
@@ -41,6 +43,8 @@ pub mod run;
 pub mod sessions;
 pub mod side;
 pub mod simulate;
+pub mod state;
+pub mod stopping;
 pub mod ticks;
 pub mod upstream;
 pub mod workers;

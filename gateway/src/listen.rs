@@ -2,15 +2,16 @@
 //! accepted connection is handed to a pingora application.
 
 use crate::client_stream::ClientStream;
-use parking_lot::Mutex;
+use futures::FutureExt;
 use pingora_core::apps::ServerApp;
 use pingora_core::protocols::Stream;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 /// A bound socket with the address it got.
 pub struct Bound {
@@ -36,8 +37,8 @@ impl Bound {
         self.address
     }
 
-    /// Accepts until `shutdown` turns true; then waits for the open connections at most `grace`.
-    pub async fn serve<A>(self, app: Arc<A>, shutdown: watch::Receiver<bool>, grace: Arc<Mutex<Duration>>)
+    /// Accepts until `shutdown` turns true; then waits for the open connections until they are to be `cut`.
+    pub async fn serve<A>(self, app: Arc<A>, shutdown: watch::Receiver<bool>, cut: CancellationToken)
     where
         A: ServerApp + Send + Sync + 'static,
     {
@@ -49,13 +50,7 @@ impl Bound {
                 () = stopped(&mut stop) => break,
                 accepted = self.listener.accept() => match accepted {
                     Ok((socket, peer)) => {
-                        let _ = socket.set_nodelay(true);
-                        let app = Arc::clone(&app);
-                        let watch = shutdown.clone();
-                        connections.spawn(async move {
-                            let stream: Stream = Box::new(ClientStream::new(socket, peer));
-                            app.process_new(stream, &watch).await;
-                        });
+                        connections.spawn(connection(socket, peer, Arc::clone(&app), shutdown.clone()));
                     }
                     Err(error) => {
                         // Out of descriptors, or the client left before accept: neither ends the listener.
@@ -66,15 +61,31 @@ impl Bound {
                 Some(_) = connections.join_next() => {}
             }
         }
+        // Who has connected already, as far as it can tell, is served.
+        while let Some(Ok((socket, peer))) = self.listener.accept().now_or_never() {
+            connections.spawn(connection(socket, peer, Arc::clone(&app), shutdown.clone()));
+        }
         drop(self.listener);
         app.cleanup().await;
-        let grace = *grace.lock();
         let all = async { while connections.join_next().await.is_some() {} };
-        if tokio::time::timeout(grace, all).await.is_err() {
-            tracing::info!(listener = %self.address, open = connections.len(), "grace time over, cutting connections");
-            connections.abort_all();
+        tokio::select! {
+            () = all => {}
+            () = cut.cancelled() => {}
+        }
+        if !connections.is_empty() {
+            tracing::info!(listener = %self.address, open = connections.len(), "cutting connections");
+            connections.shutdown().await;
         }
     }
+}
+
+async fn connection<A>(socket: TcpStream, peer: SocketAddr, app: Arc<A>, shutdown: watch::Receiver<bool>)
+where
+    A: ServerApp + Send + Sync + 'static,
+{
+    let _ = socket.set_nodelay(true);
+    let stream: Stream = Box::new(ClientStream::new(socket, peer));
+    app.process_new(stream, &shutdown).await;
 }
 
 async fn stopped(signal: &mut watch::Receiver<bool>) {

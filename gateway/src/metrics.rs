@@ -122,6 +122,12 @@ pub struct Metrics {
     pub ignored_hints: IntCounterVec,
     /// Steering members met, by option and action.
     pub steered: IntCounterVec,
+    /// Snapshots by result.
+    pub snapshots: IntCounterVec,
+    /// Size of the last snapshot.
+    pub snapshot_bytes: IntGauge,
+    /// Engine sessions of the last process that are not closed yet.
+    pub orphans: IntGauge,
 }
 
 struct Builder {
@@ -337,6 +343,12 @@ impl Metrics {
                 "Requests with a member that would steer a worker, by its option under [steering] and what became of it: \
                  drop, scope, isolate, take",
                 &["option", "action"],
+            )?,
+            snapshots: b.counter("turnstile_snapshots_total", "Snapshots of the state, by result: ok, failed", &["result"])?,
+            snapshot_bytes: b.gauge("turnstile_snapshot_bytes", "Size of the last snapshot")?,
+            orphans: b.gauge(
+                "turnstile_orphaned_engine_sessions",
+                "Engine sessions that the last process left open and that are not closed yet",
             )?,
             registry: b.registry,
             described: b.described,

@@ -254,7 +254,9 @@ pub fn place(
         };
         // Another turn may have taken the place that this one saw; a full worker that was chosen as such stays chosen.
         let limits = &generation.decide.limits;
-        let filled = |now: &WorkerView| again > 0 && now.at_limit(limits) && !seen.at_limit(limits);
+        let filled = |now: &WorkerView| {
+            again > 0 && (now.at_limit(limits) && !seen.at_limit(limits) || seen.is_ready() && !now.is_ready())
+        };
         let uncached = request.prompt_tokens.saturating_sub(choice.cached.get(at).copied().unwrap_or(0));
         if let Some(reserved) = worker.dispatch_unless(uncached, osl, seen.held_rows, filled) {
             break (choice, reserved);

@@ -87,6 +87,11 @@ impl Prefills {
         Ok(Place { prefills: Arc::clone(self), key, worker, number, cancel })
     }
 
+    /// The gateway stops: nothing is warmed for anybody.
+    pub fn cancel_all(&self) {
+        self.inner.lock().running.drain().for_each(|(_, (_, token))| token.cancel());
+    }
+
     /// A turn of a session was served: what its prefill was good for.
     pub fn followed(&self, key: SessionKey, worker: WorkerId, cached_tokens: Option<u64>) {
         let Some(done) = self.inner.lock().done.remove(&key) else { return };

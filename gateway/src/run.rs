@@ -10,20 +10,24 @@ use crate::listen::Bound;
 use crate::metrics::Metrics;
 use crate::probation::{self, RefusedModules};
 use crate::reload::{Source, watch};
+use crate::state::{State, StateError};
 use crate::ticks::Ticks;
-use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::watch as signal_watch;
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use turnstile_config::Config;
 use turnstile_plugins::{Runtime, RuntimeOptions, SharedState};
 
 /// How often overdue sessions are looked for.
 const EXPIRE_EVERY: Duration = Duration::from_millis(500);
+/// How often a stopping gateway tells what is left.
+const PROGRESS_EVERY: Duration = Duration::from_secs(3);
+/// Time for cut turns to say so to their clients.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Why a gateway did not start.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +41,9 @@ pub enum StartError {
     /// The plugin engine does not start.
     #[error(transparent)]
     Runtime(#[from] turnstile_plugins::RuntimeError),
+    /// `state.dir`.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// A socket, file or thread.
     #[error(transparent)]
     Io(#[from] std::io::Error),
@@ -61,7 +68,9 @@ pub struct Running {
     listeners: JoinSet<()>,
     admins: JoinSet<()>,
     tasks: JoinSet<()>,
-    grace: Duration,
+    state: Option<Arc<State>>,
+    /// Ends the connections that are left.
+    cut: CancellationToken,
 }
 
 impl Running {
@@ -74,7 +83,12 @@ impl Running {
         let config = spawn_blocking(move || reading.read()).await?.map_err(StartError::Config)?;
         let metrics = Arc::new(Metrics::new()?);
         let log = AccessLog::open(&config.logging.access)?;
-        let foundation = Foundation::new(&config)?;
+        let mut foundation = Foundation::new(&config)?;
+        let keeping = config.clone();
+        let state = spawn_blocking(move || State::open(&keeping)).await??.map(Arc::new);
+        if let Some(state) = &state {
+            foundation.seed = state.seed();
+        }
 
         // Everything that can fail comes before anything is served.
         let mut bound = Vec::new();
@@ -93,30 +107,41 @@ impl Running {
         let prepared = prepared?;
         let settings = fleet_settings(prepared.config(), &[]);
         let side_queue = usize::try_from(prepared.config().limits.side_queue).unwrap_or(usize::MAX);
-        let grace = Duration::from_secs(prepared.config().timeouts.shutdown_grace_s);
         let fleet = Arc::new(Fleet::new(Arc::clone(&metrics), settings, side_queue));
         let generation = prepared.commit(1, &foundation, &fleet);
+        let mut tasks = JoinSet::new();
+        if let Some(state) = &state {
+            let (found, orphans) = {
+                let (state, fleet) = (Arc::clone(state), Arc::clone(&fleet));
+                spawn_blocking(move || state.restore(&fleet)).await??
+            };
+            if found.sessions > 0 {
+                // A worker that is not probed yet looks like one that is gone, and its sessions would move.
+                until_probed(&fleet).await;
+            }
+            tasks.spawn(orphans.close(Arc::clone(&fleet)));
+            tasks.spawn(Arc::clone(state).keep(Arc::clone(&fleet)));
+        }
         let gateway = Arc::new(Gateway::new(fleet, metrics, generation, foundation, log));
         let ticks = Ticks::start()?;
         ticks.adopt(&gateway.generation.load_full());
 
         let (stop_serving, serving) = signal_watch::channel(false);
         let (stop_admin, administering) = signal_watch::channel(false);
-        let grace_left = Arc::new(Mutex::new(grace));
+        let cut = CancellationToken::new();
         let mut listeners = JoinSet::new();
         let mut addresses = Vec::new();
         for (socket, h2c) in bound {
             addresses.push(socket.address());
             let app = Arc::new(Edge::new(Arc::clone(&gateway), h2c));
-            listeners.spawn(socket.serve(app, serving.clone(), Arc::clone(&grace_left)));
+            listeners.spawn(socket.serve(app, serving.clone(), cut.clone()));
         }
         let mut admins = JoinSet::new();
         let admin_address = admin.as_ref().map(Bound::address);
         if let Some(socket) = admin {
             let app = Arc::new(Admin::new(Arc::clone(&gateway), Arc::clone(&ticks), source.clone()));
-            admins.spawn(socket.serve(app, administering, Arc::new(Mutex::new(Duration::from_secs(1)))));
+            admins.spawn(socket.serve(app, administering, cut.clone()));
         }
-        let mut tasks = JoinSet::new();
         tasks.spawn(watch(Arc::clone(&gateway), Arc::clone(&ticks), source.clone()));
         tasks.spawn(expire(Arc::clone(&gateway)));
         tasks.spawn(probation::watch(Arc::clone(&gateway), Arc::clone(&ticks)));
@@ -137,7 +162,8 @@ impl Running {
             listeners,
             admins,
             tasks,
-            grace,
+            state,
+            cut,
         })
     }
 
@@ -149,39 +175,100 @@ impl Running {
         crate::reload::reload(&self.gateway, &self.ticks, &self.source).await
     }
 
-    /// Stops: no new connections and requests, streams finish within the grace time, then engine sessions are closed.
-    pub async fn stop(mut self) {
-        let started = std::time::Instant::now();
-        self.gateway.stopping.store(true, Ordering::Release);
-        let _ = self.stop_serving.send(true);
-        let mut said = tokio::time::interval(Duration::from_secs(5));
-        said.tick().await;
-        loop {
+    /// Stops, with all the time that the configuration gives.
+    pub async fn stop(self) {
+        self.stop_unless(&CancellationToken::new()).await;
+    }
+
+    /// Stops: says so to load balancers, then takes nothing new and lets what is there finish, then closes engine sessions and
+    /// writes the last snapshot. Each part is bounded; `hurry` cuts the first two short.
+    pub async fn stop_unless(mut self, hurry: &CancellationToken) {
+        let gateway = Arc::clone(&self.gateway);
+        let options = gateway.generation.load().config.shutdown.clone();
+        gateway.stopping.announce();
+        self.progress("stopping");
+        if options.delay_s > 0 {
             tokio::select! {
-                joined = self.listeners.join_next() => if joined.is_none() { break },
-                _ = said.tick() => {
-                    let workers = self.gateway.fleet.workers.current();
-                    let open: u32 = workers.iter().map(|w| w.view(0).in_flight).sum();
-                    tracing::info!(in_flight = open, waiting = self.gateway.fleet.admission.depth(), "draining");
-                }
+                () = tokio::time::sleep(Duration::from_secs(options.delay_s)) => {}
+                () = hurry.cancelled() => {}
             }
         }
-        self.tasks.shutdown().await;
-        // An abort that did not arrive holds a session back for five seconds; its close comes after that.
-        let left = self.grace.saturating_sub(started.elapsed()).max(Duration::from_secs(8));
-        let closing = std::time::Instant::now();
-        let open = self.gateway.fleet.sessions.close_within(left).await;
-        if !open.is_empty() {
-            tracing::warn!(sessions = open.len(), "engine sessions left open: their workers do not answer");
+        let _ = self.stop_serving.send(true);
+        let grace = tokio::time::sleep(Duration::from_secs(options.grace_s));
+        tokio::pin!(grace);
+        let mut said = tokio::time::interval(PROGRESS_EVERY);
+        said.tick().await;
+        while !self.listeners.is_empty() {
+            tokio::select! {
+                _ = self.listeners.join_next() => {}
+                _ = said.tick() => self.progress("draining"),
+                () = &mut grace => break,
+                () = hurry.cancelled() => break,
+            }
         }
-        self.gateway.fleet.side.settle(left.saturating_sub(closing.elapsed()).max(Duration::from_secs(1))).await;
-        for worker in self.gateway.fleet.workers.current() {
+        self.cut_turns().await;
+        self.tasks.shutdown().await;
+        let last = match &self.state {
+            Some(state) => Some(state.last(&gateway.fleet).await),
+            None => None,
+        };
+        gateway.prefills.cancel_all();
+        let open = gateway.fleet.sessions.close_within(Duration::from_secs(options.close_s)).await;
+        if !open.is_empty() {
+            tracing::warn!(engine_sessions = open.len(), "left open: their workers do not answer");
+        }
+        gateway.fleet.side.settle(LAST_WORDS).await;
+        for worker in gateway.fleet.workers.current() {
             worker.stop_probe();
         }
+        if let (Some(state), Some(last)) = (&self.state, last) {
+            state.finish(last, &gateway.fleet).await;
+        }
         let _ = self.stop_admin.send(true);
+        self.cut.cancel();
         while self.admins.join_next().await.is_some() {}
         self.ticks.stop();
         tracing::info!("stopped");
+    }
+
+    /// One line on what is left.
+    fn progress(&self, what: &'static str) {
+        let fleet = &self.gateway.fleet;
+        let sessions = fleet.sessions.counts();
+        tracing::info!(
+            turns = self.gateway.stopping.turns(),
+            waiting = fleet.admission.depth(),
+            engine_sessions = sessions.engine_sessions,
+            "{what}"
+        );
+    }
+
+    /// Ends what the grace time has not: whoever has got nothing yet is told to come back, other answers break off.
+    async fn cut_turns(&mut self) {
+        let turns = self.gateway.stopping.turns();
+        if turns > 0 {
+            tracing::warn!(turns, waiting = self.gateway.fleet.admission.depth(), "time is over: cutting turns");
+        }
+        self.gateway.stopping.cut();
+        let ended = async {
+            self.gateway.stopping.until_none().await;
+            while self.listeners.join_next().await.is_some() {}
+        };
+        if tokio::time::timeout(LAST_WORDS, ended).await.is_err() {
+            self.cut.cancel();
+            while self.listeners.join_next().await.is_some() {}
+        }
+    }
+}
+
+/// Waits for the first probe of every worker, a bounded time.
+async fn until_probed(fleet: &Fleet) {
+    // A worker without `/ready` is asked twice.
+    let most = fleet.settings().probe.timeout * 2;
+    let workers = fleet.workers.current();
+    let probed = futures::future::join_all(workers.iter().map(|worker| worker.first_probe()));
+    if tokio::time::timeout(most, probed).await.is_err() {
+        tracing::warn!("some workers have not answered yet: their sessions may move");
     }
 }
 
@@ -194,6 +281,7 @@ async fn expire(gateway: Arc<Gateway>) {
     loop {
         every.tick().await;
         gateway.fleet.sessions.expire();
+        crate::drain::sweep(&gateway.fleet);
     }
 }
 

@@ -2,16 +2,19 @@
 //!
 //! What may happen when is decided in `turnstile_fleet::session`; here it is carried out.
 
+mod kept;
+
 use crate::clock::now_ms;
 use crate::metrics::Metrics;
 use crate::side::{SideKind, SideRequest, SideRequests, SideResult};
+use crate::state::Journal;
 use crate::upstream::{ExchangeError, Upstream};
 use crate::workers::{Worker, Workers};
 use bytes::Bytes;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use serde_json::json;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -37,6 +40,8 @@ pub struct SessionTable {
     side: Arc<SideRequests>,
     metrics: Arc<Metrics>,
     side_timeout: Mutex<Duration>,
+    /// Told of every engine session, under the table's lock.
+    journal: OnceLock<Journal>,
 }
 
 impl SessionTable {
@@ -57,6 +62,7 @@ impl SessionTable {
             side,
             metrics,
             side_timeout: Mutex::new(Duration::from_secs(10)),
+            journal: OnceLock::new(),
         }
     }
 
@@ -64,6 +70,14 @@ impl SessionTable {
     pub fn configure(&self, options: SessionOptions, side_timeout: Duration) {
         self.table.lock().set_options(options);
         *self.side_timeout.lock() = side_timeout;
+    }
+
+    /// Changes the table, and tells the journal.
+    fn with<T>(&self, change: impl FnOnce(&mut Sessions) -> T) -> T {
+        let mut table = self.table.lock();
+        let outcome = change(&mut table);
+        self.note_changes(&mut table);
+        outcome
     }
 
     // === looking ===
@@ -99,7 +113,7 @@ impl SessionTable {
 
     /// A turn is about to be sent.
     pub fn begin(self: &Arc<Self>, turn: &BeginTurn) -> Begin {
-        let mut begin = self.table.lock().begin(turn);
+        let mut begin = self.with(|table| table.begin(turn));
         self.send_closes(std::mem::take(&mut begin.closes));
         begin
     }
@@ -119,6 +133,10 @@ impl SessionTable {
         let (sender, receiver) = oneshot::channel();
         let (this, worker) = (Arc::clone(self), Arc::clone(worker));
         self.side.spawn(async move {
+            if let Some(journal) = this.journal() {
+                // A process that dies from here on leaves an engine session behind that the next one knows of.
+                journal.written().await;
+            }
             let result = this.send_open(&worker, &engine_id, timeout_ms).await;
             // Dropped unread, it settles the open by itself.
             let _ = sender.send(OpenAnswer { table: this, engine_id, result: Some(result) });
@@ -127,7 +145,7 @@ impl SessionTable {
             Ok(mut answer) => answer.result.take(),
             Err(_) => None,
         };
-        let closes = self.table.lock().opened(lease, result.unwrap_or(OpenResult::Unknown), now_ms());
+        let closes = self.with(|table| table.opened(lease, result.unwrap_or(OpenResult::Unknown), now_ms()));
         self.after(closes, lease.key);
     }
 
@@ -167,7 +185,7 @@ impl SessionTable {
     /// An attempt is over.
     pub fn end_attempt(self: &Arc<Self>, hold: &mut Hold, how: AttemptEnd) -> Parting {
         let key = hold.lease().map(|lease| lease.key);
-        let mut parting = hold.end(&mut self.table.lock(), how, now_ms());
+        let mut parting = self.with(|table| hold.end(table, how, now_ms()));
         let closes = std::mem::take(&mut parting.closes);
         match key {
             Some(key) => self.after(closes, key),
@@ -179,7 +197,7 @@ impl SessionTable {
     /// A lease is given back unused.
     pub fn end(self: &Arc<Self>, lease: Lease, end: TurnEnd) {
         let key = lease.key;
-        let closes = self.table.lock().end(lease, end, now_ms());
+        let closes = self.with(|table| table.end(lease, end, now_ms()));
         self.after(closes, key);
     }
 
@@ -190,7 +208,7 @@ impl SessionTable {
         let pause = Duration::from_millis(if told { RELEASE_AFTER_MS } else { RELEASE_UNTOLD_MS });
         self.side.spawn(async move {
             tokio::time::sleep(pause).await;
-            let closes = this.table.lock().released_engine(&engine_id);
+            let closes = this.with(|table| table.released_engine(&engine_id));
             this.send_closes(closes);
             this.wake_all();
         });
@@ -200,32 +218,32 @@ impl SessionTable {
 
     /// Closes what is overdue, and sends closes again that failed.
     pub fn expire(self: &Arc<Self>) {
-        let closes = self.table.lock().expire(now_ms());
+        let closes = self.with(|table| table.expire(now_ms()));
         self.send_closes(closes);
         self.count();
     }
 
     /// A worker is gone: its sessions are unbound.
     pub fn worker_lost(self: &Arc<Self>, worker: WorkerId) {
-        let loss = self.table.lock().worker_lost(worker);
+        let loss = self.with(|table| table.worker_lost(worker));
         self.lost(worker, loss, "sessions unbound");
     }
 
     /// Another process answers at a worker's address: its engine sessions are gone.
     pub fn worker_restarted(self: &Arc<Self>, worker: WorkerId) {
-        let loss = self.table.lock().worker_restarted(worker);
+        let loss = self.with(|table| table.worker_restarted(worker));
         self.lost(worker, loss, "engine sessions lost in a restart");
     }
 
     /// The configuration names a worker no longer.
     pub fn worker_removed(self: &Arc<Self>, worker: WorkerId) {
-        let loss = self.table.lock().worker_removed(worker);
+        let loss = self.with(|table| table.worker_removed(worker));
         self.lost(worker, loss, "sessions unbound from a worker that was removed");
     }
 
     /// A worker answers again: closes that it missed are sent to it now.
     pub fn worker_back(self: &Arc<Self>, worker: WorkerId) {
-        let closes = self.table.lock().worker_back(worker);
+        let closes = self.with(|table| table.worker_back(worker));
         self.send_closes(closes);
     }
 
@@ -239,20 +257,20 @@ impl SessionTable {
 
     /// The worker of a session cannot be reached: the next attempt binds it anew.
     pub fn unbind(self: &Arc<Self>, key: SessionKey) {
-        let closes = self.table.lock().unbind(key);
+        let closes = self.with(|table| table.unbind(key));
         self.after(closes, key);
     }
 
     /// A worker drains: its sessions move when their next turn comes.
     pub fn drain(self: &Arc<Self>, worker: WorkerId) {
-        let closes = self.table.lock().drain(worker);
+        let closes = self.with(|table| table.drain(worker));
         self.send_closes(closes);
         self.wake_all();
     }
 
     /// Ends every session; their closes go out as far as no turn stands against it.
     pub fn close_all(self: &Arc<Self>) {
-        let closes = self.table.lock().close_all();
+        let closes = self.with(|table| table.close_all());
         self.send_closes(closes);
     }
 
@@ -263,12 +281,11 @@ impl SessionTable {
         self.close_all();
         loop {
             // Sessions that turns began meanwhile, and closes that are due again.
-            let closes = {
-                let mut table = self.table.lock();
+            let closes = self.with(|table| {
                 let mut closes = table.close_all();
                 closes.extend(table.expire(now_ms()));
                 closes
-            };
+            });
             self.send_closes(closes);
             let open = self.table.lock().open_engines();
             if open.is_empty() || Instant::now() >= deadline {
@@ -293,7 +310,7 @@ impl SessionTable {
                 self.metrics.side_requests.with_label_values(&[SideKind::CloseSession.label(), "retried"]).inc();
             }
             let Some(worker) = self.workers.get(close.worker) else {
-                self.table.lock().close_result(&close.engine_id, CloseResult::Refused, now_ms());
+                self.with(|table| table.close_result(&close.engine_id, CloseResult::Refused, now_ms()));
                 continue;
             };
             let body = Bytes::from(json!({ "session_id": &*close.engine_id }).to_string());
@@ -310,7 +327,7 @@ impl SessionTable {
                         SideResult::Refused(_) => CloseResult::Refused,
                         SideResult::Failed(_) | SideResult::Cancelled => CloseResult::Failed,
                     };
-                    this.table.lock().close_result(&close.engine_id, result, now_ms());
+                    this.with(|table| table.close_result(&close.engine_id, result, now_ms()));
                     this.wake_for_room();
                 }),
             });
@@ -413,7 +430,7 @@ struct OpenAnswer {
 impl Drop for OpenAnswer {
     fn drop(&mut self) {
         if let Some(result) = self.result.take() {
-            let closes = self.table.table.lock().opened_late(&self.engine_id, result);
+            let closes = self.table.with(|table| table.opened_late(&self.engine_id, result));
             self.table.send_closes(closes);
             self.table.wake_for_room();
         }

@@ -18,9 +18,9 @@ const LEAST_GROWTH: usize = 16;
 #[derive(Debug)]
 pub(super) struct Blocks {
     capacity: usize,
-    nodes: Vec<Node>,
+    pub(super) nodes: Vec<Node>,
     places: Table,
-    newest: u32,
+    pub(super) newest: u32,
     oldest: u32,
     /// Head of the list of unused places, linked by `older`.
     free: u32,
@@ -28,14 +28,14 @@ pub(super) struct Blocks {
 
 /// A block. While it is in use, `older` and `newer` link it in the order of use.
 #[derive(Debug, Clone, Copy)]
-struct Node {
-    hash: u64,
-    older: u32,
-    newer: u32,
+pub(super) struct Node {
+    pub hash: u64,
+    pub older: u32,
+    pub newer: u32,
     /// The block before it in its chain; `NONE` for the first. Always in use, always more recently used.
-    parent: u32,
+    pub parent: u32,
     /// Blocks that have it as their parent.
-    children: u32,
+    pub children: u32,
 }
 
 // === impl Blocks ===
@@ -54,6 +54,19 @@ impl Blocks {
 
     pub fn len(&self) -> usize {
         self.places.len()
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Takes over nodes that are all in use, from the most to the least recently used, and the table that finds them.
+    pub(super) fn take(&mut self, nodes: Vec<Node>, places: Table) {
+        self.newest = if nodes.is_empty() { NONE } else { 0 };
+        self.oldest = nodes.len().checked_sub(1).and_then(|last| u32::try_from(last).ok()).unwrap_or(NONE);
+        self.free = NONE;
+        self.nodes = nodes;
+        self.places = places;
     }
 
     pub fn memory_bytes(&self) -> usize {

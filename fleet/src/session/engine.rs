@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{CloseCause, EngineClose, Held, SessionMode, Usage};
+use super::{CloseCause, EngineChange, EngineClose, Held, HeldEngine, SessionMode, Usage};
 use crate::ids::{SessionKey, WorkerId};
 
 /// Where an engine session lives. Sessions are per data parallel rank: opens and closes reach all ranks, turns only one.
@@ -20,6 +20,8 @@ pub(super) struct Engines {
     abandoned: BTreeSet<(u64, u64)>,
     /// (next try, number) of those whose close failed so far.
     retries: BTreeSet<(u64, u64)>,
+    /// For the journal, if there is one.
+    changes: Option<Vec<EngineChange>>,
 }
 
 /// Pauses after the first, second… failed close, ms; then the last one again and again.
@@ -105,6 +107,7 @@ impl Engines {
             places: BTreeMap::new(),
             abandoned: BTreeSet::new(),
             retries: BTreeSet::new(),
+            changes: None,
         }
     }
 
@@ -162,8 +165,32 @@ impl Engines {
             place.add(number, &engine);
             place.cap_tokens = cap_tokens;
         }
+        if let Some(changes) = &mut self.changes {
+            changes.push(EngineChange::Opened(engine.to_held()));
+        }
         self.all.insert(number, engine);
         number
+    }
+
+    /// An engine session of an earlier process. False if its number is taken.
+    pub fn take_over(&mut self, number: u64, engine: Engine) -> bool {
+        if self.all.contains_key(&number) {
+            return false;
+        }
+        self.last = self.last.max(number);
+        if engine.mode == SessionMode::Stream {
+            self.places.entry(engine.spot).or_default().add(number, &engine);
+        }
+        self.all.insert(number, engine);
+        true
+    }
+
+    pub fn record_changes(&mut self) {
+        self.changes.get_or_insert_default();
+    }
+
+    pub fn take_changes(&mut self) -> Vec<EngineChange> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Changes an engine session and keeps the sums true. Nothing if it is gone already.
@@ -343,12 +370,15 @@ impl Engines {
             place.remove(number, &engine);
         }
         self.prune(engine.spot);
+        if let Some(changes) = &mut self.changes {
+            changes.push(EngineChange::Gone(Arc::clone(&engine.id)));
+        }
         Some(engine)
     }
 
     /// The number in an engine id of ours, if that engine session is still known.
     pub fn find(&self, id: &str) -> Option<u64> {
-        let number = u64::from_str_radix(id.rsplit('-').next()?, 16).ok()?;
+        let number = number_in(id)?;
         self.all.get(&number).filter(|engine| &*engine.id == id).map(|_| number)
     }
 
@@ -402,6 +432,16 @@ impl Engine {
             mode: self.mode,
             cause: self.cause,
             tries: self.tries,
+        }
+    }
+
+    pub fn to_held(&self) -> HeldEngine {
+        HeldEngine {
+            engine_id: Arc::clone(&self.id),
+            mode: self.mode,
+            worker: self.spot.0,
+            rank: self.spot.1,
+            timeout_ms: self.timeout_ms,
         }
     }
 
@@ -465,4 +505,9 @@ impl Place {
 fn engine_id(key: SessionKey, nonce: u64, number: u64) -> Arc<str> {
     let mark = crate::cost::mix(nonce ^ crate::cost::mix(number));
     format!("ts-{key}-{mark:016x}-{number:x}").into()
+}
+
+/// The number in an engine id of ours.
+pub(super) fn number_in(id: &str) -> Option<u64> {
+    u64::from_str_radix(id.rsplit('-').next()?, 16).ok()
 }

@@ -95,6 +95,7 @@ impl CloseCause {
             Self::Worker => "worker",
             Self::OpenUnknown => "open_unknown",
             Self::Shutdown => "shutdown",
+            Self::Orphaned => "orphaned",
         }
     }
 }

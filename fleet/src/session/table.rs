@@ -321,10 +321,7 @@ impl Sessions {
                 lease.mode = session.mode;
             }
             PlanEngine::Create => {
-                let timeout_ms = session
-                    .ttl_ms
-                    .saturating_add(self.options.max_turn_ms)
-                    .saturating_add(self.options.engine_timeout_margin_ms);
+                let timeout_ms = self.options.engine_timeout_ms(session.ttl_ms);
                 let number =
                     self.engines.create(turn.key, plan.spot, plan.mode, timeout_ms, turn.cap.tokens, turn.now_ms);
                 session.engine = Some(number);
@@ -539,7 +536,7 @@ fn idle_class(mode: SessionMode) -> Option<usize> {
     }
 }
 
-fn remember_idle(
+pub(super) fn remember_idle(
     deadlines: &mut BTreeSet<(u64, SessionKey)>,
     idle: &mut [BTreeSet<(u64, SessionKey)>; 2],
     key: SessionKey,

@@ -234,6 +234,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
             Some(filters) => Some(Box::new(filters.response_body())),
             None => None,
         };
+        super::last_answer_if_stopping(self.progress.gateway, client);
         let relayed = relay(client, &mut opened, head, &mut filter, late, limits).await;
         if relayed.breaks_a_stream() {
             give_up::tell_broken(client, protocol, &relayed.ending, &mut filter).await;

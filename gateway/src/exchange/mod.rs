@@ -75,6 +75,7 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
         explain,
         filters: None,
     };
+    last_answer_if_stopping(gateway, client);
     let checked = head::check(client, &exchange.generation.config.limits);
     let asks = checked.is_ok() && client.req_header().method == Method::OPTIONS;
     let Some(route) = route.filter(|_| !asks) else {
@@ -83,8 +84,15 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
 
     gateway.metrics.in_progress.with_label_values(&[label]).inc();
     let progress = InProgress { gateway: Arc::clone(gateway), label };
-    let served = match checked.and_then(|()| check(gateway, client)) {
-        Ok(()) => turn::serve(gateway, client, route, &mut exchange).await,
+    let served = match checked.and_then(|()| check(client)) {
+        Ok(()) => match gateway.stopping.run(turn::serve(gateway, client, route, &mut exchange)).await {
+            Ok(served) => served,
+            Err(cut) if client.response_written().is_none() => Err(cut.refusal()),
+            Err(_) => {
+                exchange.record.end = "shutdown";
+                Ok(Connection::Cut)
+            }
+        },
         Err(refusal) => Err(refusal),
     };
     let connection = match served {
@@ -101,16 +109,20 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
 }
 
 /// What can be refused before the body is read.
-fn check(gateway: &Gateway, client: &ServerSession) -> Result<(), Refusal> {
+fn check(client: &ServerSession) -> Result<(), Refusal> {
     let head = client.req_header();
     if head.method != Method::POST {
         let refusal = Refusal::new(Kind::MethodNotAllowed, format!("{} takes POST only", head.uri.path()));
         return Err(refusal.with_header("allow", local::INFERENCE_METHODS));
     }
-    if gateway.is_stopping() {
-        return Err(Refusal::new(Kind::Draining, "this gateway is shutting down").with_retry_after(1));
-    }
     Ok(())
+}
+
+/// A gateway that stops says so with every answer: the client's next request comes by another connection.
+fn last_answer_if_stopping(gateway: &Gateway, client: &mut ServerSession) {
+    if gateway.is_stopping() {
+        client.set_keepalive(None);
+    }
 }
 
 async fn refuse(
@@ -120,6 +132,7 @@ async fn refuse(
     refusal: Refusal,
     exchange: &mut Exchange,
 ) -> Connection {
+    last_answer_if_stopping(gateway, client);
     let code = refusal.kind.row().code;
     if !refusal.kind.is_workers() {
         gateway.metrics.refusals.with_label_values(&[code]).inc();

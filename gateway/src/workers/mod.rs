@@ -14,7 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use tokio_util::sync::CancellationToken;
 use turnstile_config::WorkerUrl;
 use turnstile_fleet::ids::WorkerId;
@@ -53,6 +53,8 @@ pub struct Worker {
     next_rank: AtomicU32,
     draining: AtomicBool,
     removed: AtomicBool,
+    /// Uncached tokens it had prefilled when an earlier process of ours last looked; 0 unknown.
+    expected_prefill: AtomicU64,
     /// Its first probe has ended, however it ended.
     probed: AtomicBool,
     /// Who waits for that.
@@ -77,6 +79,7 @@ impl Worker {
             next_rank: AtomicU32::new(0),
             draining: AtomicBool::new(false),
             removed: AtomicBool::new(false),
+            expected_prefill: AtomicU64::new(0),
             probed: AtomicBool::new(false),
             first_probe: CancellationToken::new(),
             side_places: SidePlaces::default(),
@@ -167,8 +170,22 @@ impl Worker {
 
     /// Takes no new turns from now on.
     pub fn drain(&self) {
+        let mut model = self.model.lock();
         self.draining.store(true, Ordering::Release);
-        self.model.lock().state = WorkerState::Draining;
+        model.state = WorkerState::Draining;
+    }
+
+    /// Takes turns again, as soon as its next probe finds it well.
+    pub fn undrain(&self) {
+        let mut model = self.model.lock();
+        if self.draining.swap(false, Ordering::AcqRel) && !self.is_removed() {
+            model.state = WorkerState::Starting;
+        }
+    }
+
+    /// A process that has prefilled fewer uncached tokens than these is another one than that of which we remember anything.
+    pub fn expect_prefill_total(&self, uncached_tokens: u64) {
+        self.expected_prefill.store(uncached_tokens, Ordering::Release);
     }
 
     /// True once [`Worker::drain`] was called.

@@ -228,6 +228,8 @@ impl Prober {
         match Load::parse(&reply.body) {
             Ok(load) => {
                 let total = load.prefill_uncached_total;
+                let expected = self.worker.expected_prefill.swap(0, Ordering::AcqRel);
+                self.prefill_total = self.prefill_total.max(expected);
                 if total < self.prefill_total {
                     tracing::warn!(worker = %self.worker.id, "worker was restarted");
                     self.worker.with_model(|m| m.restarted());

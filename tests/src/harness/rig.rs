@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 use turnstile::gateway::Gateway;
 use turnstile::reload::Source;
 use turnstile::run::Running;
@@ -217,6 +218,12 @@ impl Rig {
         self.workers.push(SimWorker::start("127.0.0.1:0", config.clone()).await.unwrap());
         self.setup.workers.push(config);
         self.workers.len() - 1
+    }
+
+    /// Stops the gateway, in a hurry once the token says so, and leaves the workers.
+    pub async fn stop_unless(self, hurry: &CancellationToken) -> Vec<SimWorker> {
+        self.running.stop_unless(hurry).await;
+        self.workers
     }
 
     /// Stops the gateway in good order, and leaves the workers.

@@ -163,11 +163,11 @@ async fn a_new_key_for_the_workers_is_used_after_a_reload() {
 async fn keys_that_need_a_restart_are_named() {
     let log = logs();
     let mut rig = Setup::new().start().await;
-    rig.edit_key("timeouts.shutdown_grace_s", "7");
+    rig.edit_key("limits.side_queue", "7");
     let answer = reload(&rig).await.json();
     // The watch may have been faster: then the answer tells of no change, and the log has the key all the same.
-    assert!(answer["changed"] == false || answer["restart_needed"] == json!(["timeouts.shutdown_grace_s"]), "{answer}");
-    assert!(log.has(&["takes effect after a restart only", "timeouts.shutdown_grace_s"]));
+    assert!(answer["changed"] == false || answer["restart_needed"] == json!(["limits.side_queue"]), "{answer}");
+    assert!(log.has(&["takes effect after a restart only", "limits.side_queue"]));
     assert_eq!(rig.gateway().generation.load().number, 2);
 }
 
