@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 TURNSTILE := $(TARGET_DIR)/debug/turnstile
 
-.PHONY: help demo build test lint deny policies bench soak test-sglang docs setup fuzz
+.PHONY: help demo build test lint deny policies bench soak session-sim test-sglang docs setup fuzz
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,10 @@ bench: setup ## CPU per request beside a plain pingora proxy (release build)
 soak: setup ## 20 minutes (SOAK_MINUTES) of agents on failing workers; memory, files, tasks and sessions end where they began
 	$(CARGO) build --locked -p turnstile -p turnstile-tests --bins
 	$(TARGET_DIR)/debug/turnstile-soak
+
+session-sim: setup ## random schedules of sessions against faults in virtual time (SEEDS=5000 FIRST=0; a failing one is printed for replay)
+	$(CARGO) build --locked -p turnstile-tests --bin turnstile-session-sim
+	$(TARGET_DIR)/debug/turnstile-session-sim --first $(or $(FIRST),0) --seeds $(or $(SEEDS),5000)
 
 test-sglang: build ## the same conversation against a real SGLang on CPU (downloads about 6 GB once)
 	tests/sglang/run.sh

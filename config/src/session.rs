@@ -39,7 +39,8 @@ pub struct Sessions {
     pub stream_tokens_fraction: f64,
     /// What a second turn of a streaming session meets while one is running.
     pub busy: Busy,
-    /// Milliseconds that such a turn waits before it is refused, with `busy = "wait"`.
+    /// Milliseconds that such a turn waits before it is refused, with `busy = "wait"`; with both, that a turn waits for the
+    /// worker to let go of a turn that was cut, or for an earlier session to be closed.
     #[schemars(range(min = 0, max = 3_600_000))]
     pub busy_wait_ms: u64,
     /// Seconds by which the timeout given to a worker is longer than ours, so that we close a session and not the
@@ -59,7 +60,7 @@ pub struct Sessions {
 pub enum Busy {
     /// It waits up to `busy_wait_ms`, in order of arrival.
     Wait,
-    /// It is answered 409 at once.
+    /// It is answered 409, after a tenth of a second in which the running turn may turn out to have lost its client.
     Refuse,
 }
 

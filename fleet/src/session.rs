@@ -6,7 +6,8 @@
 //!
 //! * One turn at a time in a streaming session. (A second one is refused by the engine, and the refusal clears the mark of the
 //!   first; the next turn or close then ends the whole server.)
-//! * No close while a turn runs in the engine session, and none until the worker let go of an aborted turn.
+//! * No close while a turn runs in the engine session, none until the worker let go of an aborted turn, and none while the open
+//!   is under way.
 //! * Every engine session has an engine timeout, longer than ours, and is closed by us in the end.
 //! * A streaming session never moves: its worker and data parallel rank are pinned.
 //! * Streaming sessions hold a row and KV that the engine cannot evict; both are capped for each worker and rank.
@@ -223,6 +224,8 @@ pub struct Lease {
     pub open_timeout_ms: Option<u64>,
     /// The engine session that held the conversation so far is gone: a delta alone will not do.
     pub context_lost: bool,
+    /// No turn was finished in its engine session yet: its context begins with this one.
+    pub begins: bool,
     /// A turn before this one was cut, so that the engine session may lack it.
     pub turn_cut: bool,
     /// The session asks for more than this turn gets.
@@ -267,6 +270,8 @@ pub enum CloseResult {
     Closed,
     /// It did not arrive, or the worker failed: to be sent again.
     Failed,
+    /// It was not sent for want of room among our side requests: to be sent soon.
+    NoRoom,
     /// The worker refused it, and would do so again.
     Refused,
 }

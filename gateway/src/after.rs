@@ -135,7 +135,7 @@ fn try_prefill(gateway: &Arc<Gateway>, generation: &Arc<Generation>, turn: &Fini
                         done: Box::new(|_| {}),
                     });
                 }
-                SideResult::Refused(_) | SideResult::Failed(_) => place.lost("failed"),
+                SideResult::Refused(_) | SideResult::Failed(_) | SideResult::NoRoom => place.lost("failed"),
             }
         }),
     });

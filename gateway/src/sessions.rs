@@ -325,6 +325,7 @@ impl SessionTable {
                     let result = match result {
                         SideResult::Ok(_) => CloseResult::Closed,
                         SideResult::Refused(_) => CloseResult::Refused,
+                        SideResult::NoRoom => CloseResult::NoRoom,
                         SideResult::Failed(_) | SideResult::Cancelled => CloseResult::Failed,
                     };
                     this.with(|table| table.close_result(&close.engine_id, result, now_ms()));

@@ -70,8 +70,10 @@ pub enum SideResult {
     Ok(Reply),
     /// The worker understood and refused; asking again changes nothing.
     Refused(u16),
-    /// It answered 5xx, or nothing; or there was no room for the request.
+    /// It answered 5xx, or nothing.
     Failed(String),
+    /// It was not sent, for want of room.
+    NoRoom,
     /// It was cancelled.
     Cancelled,
 }
@@ -140,7 +142,7 @@ impl SideRequests {
         self.per_worker.store(per_worker, Ordering::Relaxed);
     }
 
-    /// Sends a request as soon as its worker has a place for it. Without room for it, its `done` is told that it failed.
+    /// Sends a request as soon as its worker has a place for it. Without room for it, its `done` is told so.
     pub fn send(&self, request: SideRequest) {
         let Some(entry) = self.enter(&request) else {
             self.metrics.side_requests.with_label_values(&[request.kind.label(), "dropped"]).inc();
@@ -149,7 +151,7 @@ impl SideRequests {
                 let (kind, worker) = (request.kind.label(), &request.worker.id);
                 tracing::warn!(kind, worker = %worker, "side request dropped: queue full");
             }
-            (request.done)(SideResult::Failed("the side request queue is full".into()));
+            (request.done)(SideResult::NoRoom);
             return;
         };
         let (upstream, metrics) = (Arc::clone(&self.upstream), Arc::clone(&self.metrics));
@@ -264,6 +266,7 @@ async fn run(request: &SideRequest, upstream: &Upstream, metrics: &Metrics, per_
         SideResult::Ok(_) => "ok",
         SideResult::Refused(_) => "refused",
         SideResult::Failed(_) => "failed",
+        SideResult::NoRoom => "dropped",
         SideResult::Cancelled => "cancelled",
     };
     metrics.side_requests.with_label_values(&[kind.label(), label]).inc();

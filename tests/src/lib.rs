@@ -4,3 +4,4 @@
 
 pub mod harness;
 pub mod process;
+pub mod session_sim;

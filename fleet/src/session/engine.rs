@@ -26,6 +26,8 @@ pub(super) struct Engines {
 
 /// Pauses after the first, second… failed close, ms; then the last one again and again.
 const RETRY_MS: [u64; 6] = [100, 500, 2_000, 5_000, 10_000, 30_000];
+/// Pause of a close for which there was no room among the side requests.
+const NO_ROOM_MS: u64 = 250;
 /// How long the close of a tag is tried: the engine has no timeout for it, and nothing that it could not evict.
 const TAG_TIMEOUT_MS: u64 = 600_000;
 /// Tags that wait for another try; beyond, those whose close fails are given up at once.
@@ -300,6 +302,21 @@ impl Engines {
             engine.tries = engine.tries.saturating_add(1);
             engine.give_up_ms = give_up_ms;
             engine.state = state;
+        });
+        true
+    }
+
+    /// Its close could not be sent yet. False: there is no use in remembering it any longer.
+    pub fn close_later(&mut self, number: u64, now_ms: u64) -> bool {
+        let Some(engine) = self.all.get(&number) else { return false };
+        if engine.mode == SessionMode::Tag && self.retries.len() >= TAG_RETRIES {
+            return false;
+        }
+        let at_ms = now_ms.saturating_add(NO_ROOM_MS);
+        self.retries.insert((at_ms, number));
+        self.update(number, |engine| {
+            engine.tries = engine.tries.max(1);
+            engine.state = EngineState::Retrying { at_ms };
         });
         true
     }

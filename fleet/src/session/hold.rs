@@ -27,8 +27,11 @@ pub enum AttemptEnd {
         /// See above.
         whole: bool,
     },
-    /// It was cut while the worker may be running it: client gone, timeout, broken connection.
+    /// It was cut while the worker may be running it: the client left, or has part of the answer.
     Cut,
+    /// The connection broke while the worker may be running it, and the turn is tried again. The worker may have finished it,
+    /// so in a streaming session the turn would stand twice in the context: it goes to a new engine session instead.
+    Broken,
     /// No connection to the worker came about.
     Unreachable,
     /// The worker answered with an error before it ran the turn.
@@ -87,24 +90,26 @@ impl Hold {
     /// The attempt is over. Of several calls only the first one counts.
     pub fn end(&mut self, table: &mut Sessions, how: AttemptEnd, now_ms: u64) -> Parting {
         let sent = std::mem::take(&mut self.sent);
-        let abort = sent && how == AttemptEnd::Cut;
+        let abort = sent && matches!(how, AttemptEnd::Cut | AttemptEnd::Broken);
         let Some(lease) = self.lease.take() else { return Parting { abort, ..Parting::default() } };
         let stream = lease.mode == SessionMode::Stream;
         let (key, engine_id) = (lease.key, lease.engine_id.clone());
         let end = match how {
             AttemptEnd::Answered { usage, whole } if whole || !stream => TurnEnd::Finished(usage),
             AttemptEnd::Answered { .. } => TurnEnd::Unfinished,
-            AttemptEnd::Cut if sent => TurnEnd::Aborted,
+            AttemptEnd::Cut | AttemptEnd::Broken if sent => TurnEnd::Aborted,
             AttemptEnd::Refused(Refused::SessionGone) if stream => TurnEnd::EngineGone,
             AttemptEnd::Refused(Refused::SessionBusy) if stream => TurnEnd::StillBusy,
-            AttemptEnd::Cut | AttemptEnd::Unreachable | AttemptEnd::Refused(_) => TurnEnd::NotServed,
+            AttemptEnd::Cut | AttemptEnd::Broken | AttemptEnd::Unreachable | AttemptEnd::Refused(_) => {
+                TurnEnd::NotServed
+            }
         };
         let mut closes = table.end(lease, end, now_ms);
-        if stream && how == AttemptEnd::Unreachable {
+        if stream && (how == AttemptEnd::Unreachable || (how == AttemptEnd::Broken && sent)) {
             // A streaming session overrules the decision, so every further attempt would go to the same worker.
             closes.extend(table.unbind(key));
         }
-        let waits = stream && matches!(end, TurnEnd::Aborted | TurnEnd::StillBusy);
+        let waits = engine_id.is_some() && matches!(end, TurnEnd::Aborted | TurnEnd::StillBusy);
         Parting {
             closes,
             abort,

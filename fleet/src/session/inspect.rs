@@ -125,6 +125,13 @@ impl Sessions {
         })
     }
 
+    /// Places where streaming sessions hold more tokens than their cap although one of them is idle and could go: none, as long
+    /// as the caps stay as they are.
+    pub fn over_cap(&self) -> impl Iterator<Item = (WorkerId, Option<u32>)> {
+        let over = self.engines.places().filter(|(_, p)| p.live_tokens > p.cap_tokens && !p.idle.is_empty());
+        over.map(|(spot, _)| spot)
+    }
+
     /// Sums, by walking the table.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts {

@@ -10,6 +10,8 @@ use super::{Degraded, Lease, NoSession, SessionMode};
 /// Why the worker may lack some of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ContextNote {
+    /// The context begins with this turn: none was finished in its engine session yet.
+    New,
     /// The engine session is a new one, and turns were finished before it.
     Lost,
     /// A turn before this one was cut, or was not run in the engine session.
@@ -25,6 +27,7 @@ impl ContextNote {
     pub fn of(lease: &Lease) -> Option<Self> {
         match lease.mode {
             SessionMode::Stream if lease.context_lost => Some(Self::Lost),
+            SessionMode::Stream if lease.begins => Some(Self::New),
             SessionMode::Stream if lease.turn_cut => Some(Self::Incomplete),
             SessionMode::Stream => None,
             mode => Some(Self::NotKept(mode, lease.degraded)),
@@ -35,6 +38,7 @@ impl ContextNote {
 impl fmt::Display for ContextNote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::New => f.write_str("context begins: the engine session is a new one"),
             Self::Lost => f.write_str("context lost: the engine session is a new one"),
             Self::Incomplete => {
                 f.write_str("context incomplete: a turn before this one was cut off or ran outside the engine session")

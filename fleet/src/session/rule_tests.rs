@@ -235,11 +235,15 @@ fn an_abort_frees_what_was_held_and_waits_for_the_worker() {
 }
 
 #[test]
-fn an_aborted_tag_turn_waits_for_nothing() {
+fn after_an_aborted_tag_turn_the_close_waits_and_turns_do_not() {
     let mut sessions = sessions();
     let first = lease(&mut sessions, &chat(open(1, 0)));
+    let id = first.engine_id.clone().unwrap();
     assert!(sessions.end(first, TurnEnd::Aborted, 1).is_empty());
-    assert_eq!(sessions.close(key(1)).len(), 1);
+    let second = lease(&mut sessions, &with(chat(open(1, 2)), SessionAction::Close));
+    assert_eq!(second.engine_id.as_ref(), Some(&id));
+    assert!(sessions.end(second, used(5), 3).is_empty(), "the worker may not have read the first one yet");
+    assert_eq!(sessions.released_engine(&id).len(), 1);
 }
 
 #[test]
@@ -663,6 +667,7 @@ fn an_attempt_ends_its_lease_once_and_says_what_has_to_follow() {
         (AttemptEnd::Answered { usage: None, whole: true }, (false, false, false)),
         (AttemptEnd::Answered { usage: None, whole: false }, (false, false, false)),
         (AttemptEnd::Cut, (true, true, false)),
+        (AttemptEnd::Broken, (true, true, false)),
         (AttemptEnd::Unreachable, (false, false, false)),
         (AttemptEnd::Refused(Refused::SessionGone), (false, false, true)),
         (AttemptEnd::Refused(Refused::SessionBusy), (false, true, true)),
@@ -678,7 +683,7 @@ fn an_attempt_ends_its_lease_once_and_says_what_has_to_follow() {
         assert_eq!(sessions.counts().in_flight, 0);
         assert_eq!(hold.end(&mut sessions, AttemptEnd::Cut, 2), Parting::default(), "only the first end counts");
         let unbound = sessions.view(key(1), 1).unwrap().worker.is_none();
-        assert_eq!(unbound, how == AttemptEnd::Unreachable, "{how:?}");
+        assert_eq!(unbound, matches!(how, AttemptEnd::Unreachable | AttemptEnd::Broken), "{how:?}");
     }
     let mut sessions = sessions();
     run(&mut sessions, &open(1, 0), 5);

@@ -263,7 +263,8 @@ impl World {
                 if !self.closes.is_empty() {
                     let result = match result {
                         0 => CloseResult::Refused,
-                        1 | 2 => CloseResult::Failed,
+                        1 => CloseResult::Failed,
+                        2 => CloseResult::NoRoom,
                         _ => CloseResult::Closed,
                     };
                     self.confirm(usize::from(close) % self.closes.len(), result);

@@ -111,6 +111,7 @@ impl Rig {
                 .to_owned();
                 let told = ContextNote::of(&lease).filter(|_| self.mode == SessionMode::Stream);
                 match told {
+                    Some(ContextNote::New) => text += ", told: context begins",
                     Some(ContextNote::Lost) => text += ", told: context lost",
                     Some(ContextNote::Incomplete) => text += ", told: context incomplete",
                     Some(_) => text += ", told: no context kept",
@@ -236,7 +237,9 @@ impl Rig {
                 ["affinity only, idle", "affinity only, running"][usize::from(session.in_flight > 0)].to_owned()
             }
             (Some(_), Some(engine)) if engine.opening => "opening".to_owned(),
-            (Some(_), Some(engine)) if engine.awaiting_release => "cut".to_owned(),
+            (Some(_), Some(engine)) if engine.awaiting_release && engine.mode == SessionMode::Stream => {
+                "cut".to_owned()
+            }
             (Some(session), Some(engine)) => match session.in_flight {
                 0 => "idle".to_owned(),
                 _ if inside(engine) => "running".to_owned(),
@@ -247,6 +250,9 @@ impl Rig {
             }
             (Some(session), None) => ["lost", "lost, running"][usize::from(session.in_flight > 0)].to_owned(),
         };
+        if engine.is_some_and(|engine| engine.awaiting_release && engine.mode == SessionMode::Tag) {
+            state += ", a turn was cut";
+        }
         if session.is_none() && !self.leases.is_empty() {
             state += ", a last turn running";
         }

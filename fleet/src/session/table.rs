@@ -211,6 +211,7 @@ impl Sessions {
         let kept = match result {
             CloseResult::Closed => self.engines.close_again(number, now_ms),
             CloseResult::Failed => self.engines.close_failed(number, true, now_ms),
+            CloseResult::NoRoom => self.engines.close_later(number, now_ms),
             CloseResult::Refused => self.engines.close_failed(number, false, now_ms),
         };
         if !kept {
@@ -309,6 +310,7 @@ impl Sessions {
             engine_id: None,
             open_timeout_ms: None,
             context_lost: stream && session.context == Context::Lost,
+            begins: stream && session.context == Context::Empty,
             turn_cut: stream && session.gap,
             degraded: plan.degraded,
             generation: session.generation,
@@ -371,6 +373,10 @@ impl Sessions {
                 }
                 TurnEnd::Finished(None) | TurnEnd::NotServed => {}
             }
+        }
+        if lease.mode == SessionMode::Tag && end == TurnEnd::Aborted {
+            // The worker may read the request after a close that follows at once, and would take the tag up again.
+            self.engines.aborted(number);
         }
         closes.extend(self.engines.close_if_free(number));
     }

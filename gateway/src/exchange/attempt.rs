@@ -159,6 +159,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         self.progress.gateway.metrics.attempts.with_label_values(&[&*worker.id, label]).inc();
         tracing::debug!(worker = %worker.id, label, reason = %fault.reason(), "attempt failed");
         let how = match &fault {
+            AttemptFault::Timeout(_) | AttemptFault::Broken { .. } if fault.retryable() => AttemptEnd::Broken,
             AttemptFault::ClientGone | AttemptFault::Timeout(_) | AttemptFault::Broken { .. } => AttemptEnd::Cut,
             AttemptFault::Connect { .. } => AttemptEnd::Unreachable,
             AttemptFault::Status { status: 400, body, .. } => AttemptEnd::Refused(Refused::of(body)),

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use turnstile_sim::{Fault, FaultKind, Place, Recorded, SimConfig, SimWorker};
-use turnstile_tests::harness::{Answer, CHAT, Request, Rig, Setup, WorkerExt, until};
+use turnstile_tests::harness::{Answer, CHAT, Request, Rig, Setup, WorkerExt, send, until};
 
 fn thinking(config: &mut SimConfig) {
     config.enable_session_radix_cache = true;
@@ -259,4 +259,99 @@ async fn the_closing_turn_of_a_session_is_not_followed_by_one() {
     ask(&rig, &body).await;
     until("the close", async || rig.worker().on("/close_session").len() == 1).await;
     assert_eq!(prefills(rig.worker()).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_next_turn_that_is_here_already_is_not_warmed() {
+    let rig = setup().start().await;
+    ask(&rig, &turn("s", &user("Hello"))).await;
+    until_done(&rig, "ok", 1.0).await;
+    rig.worker().hold().await;
+    let mut both = Vec::new();
+    for n in 0..2 {
+        both.push(rig.begin(&Request::json(CHAT, &turn("s", &user(&format!("Hello {n}"))))).await);
+    }
+    until("both are there", async || rig.worker().on(CHAT).len() == 4).await;
+    rig.worker().release().await;
+    let mut told = Vec::new();
+    for mut connection in both {
+        let answer = connection.answer().await;
+        told.push(rig.record_of(&answer).await["prefill"].as_str().unwrap().to_owned());
+    }
+    told.sort();
+    // Both end in one step of the engine, so the first may be gone when the second looks; the first sees the second.
+    assert!(told.iter().any(|told| told == "skipped: the next turn is here"), "{told:?}");
+    assert!(prefills(rig.worker()).len() <= 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_the_engine_aborted_is_not_followed_by_one() {
+    let rig = setup().sim(|c| c.speed = 1.0).start().await;
+    let mut body = turn("s", &user("[[sim:tokens=20000]]"));
+    body["stream"] = json!(true);
+    body["max_tokens"] = json!(20_000);
+    let mut connection = rig.begin(&Request::json(CHAT, &body)).await;
+    connection.head().await;
+    assert!(connection.piece().await.is_some());
+    let rid = rig.worker().on(CHAT)[0].json()["rid"].clone();
+    send(rig.worker().addr(), &Request::json("/abort_request", &json!({"rid": rid}))).await;
+    let (rest, complete) = connection.rest().await;
+    assert!(complete && String::from_utf8_lossy(&rest).contains("\"abort\""));
+    rig.idle().await;
+    rig.gateway().fleet.side.settle(std::time::Duration::from_secs(5)).await;
+    assert!(prefills(rig.worker()).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_ran_into_its_limit_is_followed_by_one() {
+    let rig = setup().start().await;
+    let mut body = turn("s", &user("[[sim:tokens=200]]"));
+    body["max_tokens"] = json!(20);
+    let answer = ask(&rig, &body).await;
+    assert_eq!(answer.json()["choices"][0]["finish_reason"], "length");
+    until_done(&rig, "ok", 1.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_of_ours_that_wait_for_an_answer_are_load_before_any_report_says_so() {
+    // Load reports come so seldom that none falls into the test.
+    let rig = Setup::new()
+        .sim(thinking)
+        .set("prefill.skip_when_waiting", "1")
+        .set("routing.load_interval_ms", "3600000")
+        .start()
+        .await;
+    rig.worker().faults().add(Fault::once(FaultKind::Hang).on(CHAT));
+    let hanging = rig.begin(&Request::json(CHAT, &turn("other", &user("Hello")))).await;
+    until("it is there", async || rig.worker().on(CHAT).len() == 1).await;
+    let answer = ask(&rig, &turn("s", &user("Hello"))).await;
+    assert_eq!(rig.record_of(&answer).await["prefill"], "skipped: load");
+    drop(hanging);
+    until("it is gone", async || rig.in_flight() == 0).await;
+    let answer = ask(&rig, &turn("s", &user("Hello again"))).await;
+    assert_eq!(rig.record_of(&answer).await["prefill"], "sent");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_prefill_was_good_for_is_counted_by_the_next_turn() {
+    let rig = setup().start().await;
+    let first = turn("s", &user("Please summarise the parser. [[sim:tokens=200]]"));
+    let answer = ask(&rig, &first).await.json();
+    until_done(&rig, "ok", 1.0).await;
+    let mut messages = first["messages"].clone();
+    let list = messages.as_array_mut().unwrap();
+    list.push(json!({"role": "assistant", "content": answer["choices"][0]["message"]["content"]}));
+    list.push(json!({"role": "user", "content": "And the lexer?"}));
+    let mut second = turn("s", &messages);
+    second["nvext"]["agent_hints"] = json!({});
+    ask(&rig, &second).await;
+    assert_eq!(rig.metric("turnstile_prefill_outcomes_total", &[("outcome", "used")]).await, 1.0);
+    assert!(rig.metric("turnstile_prefill_used_tokens_total", &[]).await > 100.0);
+    // Cancelled ones count as such.
+    turn_with_hanging_prefill(&rig, "other").await;
+    until("the prefill is there", async || prefills(rig.worker()).len() == 2).await;
+    let mut next = turn("other", &user("Hello again"));
+    next["nvext"]["agent_hints"] = json!({});
+    ask(&rig, &next).await;
+    rig.until_metric("turnstile_prefill_outcomes_total", &[("outcome", "cancelled")], 1.0).await;
 }
