@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 
+import crashes
 import exact
 import prefill
 import streaming
@@ -19,7 +20,7 @@ from claims import Claims
 from recorder import Recorder
 from rig import HERE, Gateway, Worker, recorded
 
-FLOWS = ["tagged", "prefill", "exact", "streaming"]
+FLOWS = ["tagged", "prefill", "exact", "streaming", "crashes"]
 
 
 @dataclasses.dataclass
@@ -74,6 +75,21 @@ def streaming_server(claims, binary, folder):
         claims.run("the same without a gateway", streaming.bare, worker)
 
 
+def crashing(claims, binary, folder):
+    """The sequences of turns, disconnects and closes that end a bare server."""
+    flags = ["--enable-streaming-session"]
+    claims.section("starting SGLang " + " ".join(flags))
+    with Worker(folder, "sglang-crashes", *flags) as worker, recorded(worker, folder, "received-crashes") as recorder:
+        for busy in ("wait", "refuse"):
+            tables = f'[sessions]\nbusy = "{busy}"'
+            with Gateway(binary, folder, f"gateway-crashes-{busy}", recorder.url, tables) as gateway:
+                claims.run(f'through the gateway, busy = "{busy}"', crashes.run, Rig(worker, recorder, gateway), busy)
+        claims.run("what the server was spared", crashes.safety, recorder, worker)
+        claims.run("without a gateway: a third turn", crashes.bare, worker, "turn")
+    with Worker(folder, "sglang-crashes-close", *flags) as worker:
+        claims.run("without a gateway: a close", crashes.bare, worker, "close")
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--gateway", type=pathlib.Path, required=True, help="the turnstile binary")
@@ -95,10 +111,12 @@ def main():
             folder.mkdir(parents=True, exist_ok=True)
         else:
             folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnstile-sglang-")))
-        if set(flows) - {"streaming"}:
+        if set(flows) - {"streaming", "crashes"}:
             claims.run("SGLang with tagged sessions", tagged_server, binary, folder, flows)
         if "streaming" in flows:
             claims.run("SGLang with streaming sessions", streaming_server, binary, folder)
+        if "crashes" in flows:
+            claims.run("SGLang and what ends it", crashing, binary, folder)
     return claims.close()
 
 
