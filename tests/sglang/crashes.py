@@ -9,6 +9,8 @@ import httpx
 import streaming
 from streaming import LONG, TIMEOUT_S, Conversation, wait_close
 
+# Output tokens of a turn that must still run when the second and the third have come, sent to a server itself.
+LONGER = 6 * LONG
 # Seconds between the end of a client's connection and its next turn.
 PAUSES = [0, 0, 0, 0.01, 0.05, 0.3]
 
@@ -160,7 +162,7 @@ def bare(claims, worker, sequence):
     post("/open_session", {"capacity_of_str_len": 0, "session_id": session["id"], "streaming": True, "timeout": TIMEOUT_S})
     turn("First.", 8)
     begun, outcome = threading.Event(), []
-    long = threading.Thread(target=lambda: outcome.append(turn(" At length.", LONG, begun)), daemon=True)
+    long = threading.Thread(target=lambda: outcome.append(turn(" At length.", LONGER, begun)), daemon=True)
     long.start()
     begun.wait(60)
     second = turn(" Second.", 8)
