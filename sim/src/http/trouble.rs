@@ -98,11 +98,12 @@ pub(crate) async fn trouble(shared: &Shared, parts: &Parts, wire: &Wire, moment:
             tokio::time::sleep(time).await;
             return Ok(Trouble::Work(None));
         }
-        FaultKind::Crash
-        | FaultKind::Restart { .. }
-        | FaultKind::Refuse
-        | FaultKind::Wedge { .. }
-        | FaultKind::Unwedge => {
+        FaultKind::Crash | FaultKind::Restart { .. } => {
+            shared.suffer(&kind);
+            // The end of the connection comes before any answer.
+            std::future::pending().await
+        }
+        FaultKind::Refuse | FaultKind::Wedge { .. } | FaultKind::Unwedge => {
             shared.suffer(&kind);
             return Ok(Trouble::Work(None));
         }

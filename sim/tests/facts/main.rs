@@ -6,6 +6,7 @@ mod faults;
 mod fixture;
 mod http;
 mod list;
+mod opening;
 mod overload;
 mod recorded;
 mod sessions;

@@ -1,21 +1,21 @@
 //! Streaming and non-streaming sessions on `/generate`.
 
 use crate::{
-    client::{Answer, Connection, get, post, post_with, send},
-    recorded::{check, check_cached},
+    client::{Answer, Connection, get, post},
+    recorded::check,
     until, worker,
 };
 use serde_json::{Value, json};
-use turnstile_sim::{Frontend, SimConfig, SimWorker};
+use turnstile_sim::{SimConfig, SimWorker};
 
-fn streaming(config: &mut SimConfig) {
+pub fn streaming(config: &mut SimConfig) {
     config.enable_streaming_session = true;
     config.max_running_requests = 8;
     // Slow enough that a turn of 3500 tokens, 4.4 s, is still running when the next request comes, also on a busy machine.
     config.speed = 5.0;
 }
 
-async fn open(worker: &SimWorker, id: &str) {
+pub async fn open(worker: &SimWorker, id: &str) {
     open_for(worker, id, Value::Null).await;
 }
 
@@ -41,7 +41,7 @@ async fn load(worker: &SimWorker) -> Value {
 }
 
 /// A turn that runs until it is read to its end.
-async fn long_turn(worker: &SimWorker, id: &str, text: &str, tokens: usize) -> Connection {
+pub async fn long_turn(worker: &SimWorker, id: &str, text: &str, tokens: usize) -> Connection {
     let mut connection = Connection::open(worker.addr()).await;
     let mut body = turn(id, text, tokens);
     body["stream"] = json!(true);
@@ -51,96 +51,6 @@ async fn long_turn(worker: &SimWorker, id: &str, text: &str, tokens: usize) -> C
 }
 
 const ACTIVE: &str = "Streaming session already has an active request.";
-
-#[tokio::test]
-async fn fact_01_an_open_answers_with_the_id_as_a_bare_text() {
-    let worker = worker(|_| ()).await;
-    check(&worker, "open_session_named", &[]).await;
-    let body = json!({"capacity_of_str_len": 1, "session_id": "s \"1\""});
-    assert_eq!(post(&worker, "/open_session", body).await.text(), "\"s \\\"1\\\"\"");
-}
-
-#[tokio::test]
-async fn fact_02_an_id_is_made_up_of_32_hex_digits() {
-    let worker = worker(|_| ()).await;
-    check(&worker, "open_session_minimal", &[]).await;
-    let open = async || post(&worker, "/open_session", json!({"capacity_of_str_len": 1})).await.json();
-    let (one, other) = (open().await, open().await);
-    assert!(
-        one.as_str().is_some_and(|id| id.len() == 32 && id.chars().all(|digit| digit.is_ascii_hexdigit())),
-        "{one}"
-    );
-    assert_ne!(one, other);
-}
-
-#[tokio::test]
-async fn fact_03_an_open_without_a_capacity_is_refused() {
-    let worker = worker(|_| ()).await;
-    check(&worker, "open_session_missing_capacity", &[]).await;
-    check(&worker, "open_session_bad_type", &[]).await;
-}
-
-#[tokio::test]
-async fn fact_04_an_id_that_is_open_or_closing_is_refused() {
-    let worker = worker(streaming).await;
-    check(&worker, "open_session_named", &[]).await;
-    check(&worker, "open_session_duplicate", &[]).await;
-    open(&worker, "s1").await;
-    let _turn = long_turn(&worker, "s1", "one", 3500).await;
-    post(&worker, "/close_session", json!({"session_id": "s1"})).await;
-    check(&worker, "open_session_while_closing", &[]).await;
-    // Of several opens at once one is served.
-    let body = || json!({"capacity_of_str_len": 1, "session_id": "same"});
-    let (a, b, c) = tokio::join!(
-        post(&worker, "/open_session", body()),
-        post(&worker, "/open_session", body()),
-        post(&worker, "/open_session", body())
-    );
-    let mut all = [a.status, b.status, c.status];
-    all.sort_unstable();
-    assert_eq!(all, [200, 400, 400]);
-}
-
-#[tokio::test]
-async fn fact_05_a_streaming_session_needs_the_flag() {
-    let worker = worker(|_| ()).await;
-    check(&worker, "open_streaming_when_disabled", &[]).await;
-    check(&worker, "open_plain_when_streaming_disabled", &[]).await;
-}
-
-#[tokio::test]
-async fn fact_06_unknown_keys_are_ignored_and_an_empty_id_is_an_id() {
-    let worker = worker(streaming).await;
-    check(&worker, "open_session_unknown_field", &[]).await;
-    check(&worker, "open_session_empty_id", &[]).await;
-    let body = json!({"capacity_of_str_len": 1, "session_id": ""});
-    assert_eq!(post(&worker, "/open_session", body).await.status, 400, "it is open");
-}
-
-#[tokio::test]
-async fn fact_07_a_close_is_200_and_empty_for_any_id() {
-    let worker = worker(|_| ()).await;
-    check(&worker, "close_session_ok", &[]).await;
-    check(&worker, "close_session_unknown", &[]).await;
-}
-
-#[tokio::test]
-async fn fact_08_a_close_without_an_id_is_refused() {
-    let worker = worker(|_| ()).await;
-    check(&worker, "close_session_missing_id", &[]).await;
-}
-
-#[tokio::test]
-async fn fact_09_a_get_with_a_body_opens_and_closes() {
-    let worker = worker(streaming).await;
-    check(&worker, "open_session_get_with_body", &[]).await;
-    let open = json!({"capacity_of_str_len": 1, "session_id": "g"}).to_string();
-    let close = json!({"session_id": "g"}).to_string();
-    for _ in 0..2 {
-        assert_eq!(send(worker.addr(), "GET", "/open_session", &[], open.as_bytes()).await.status, 200);
-        assert_eq!(send(worker.addr(), "GET", "/close_session", &[], close.as_bytes()).await.status, 200);
-    }
-}
 
 /// What a turn in session `s1` looks like depends on what was before it, like everything recorded about it.
 #[tokio::test]
@@ -511,75 +421,4 @@ async fn fact_17_without_a_timeout_a_session_stays() {
     })
     .await;
     assert_eq!(generate(&worker, "s", "x", 2).await.status, 200);
-}
-
-#[tokio::test]
-async fn fact_21_a_tag_and_a_session_exclude_each_other() {
-    let worker = worker(streaming).await;
-    check(&worker, "session_id_and_params", &[]).await;
-}
-
-#[tokio::test]
-async fn fact_22_session_params_are_nothing_to_chat_and_completions() {
-    let worker = worker(|config| {
-        streaming(config);
-        config.enable_cache_report = true;
-    })
-    .await;
-    check_cached(&worker, "completions_session_params_ignored", &[]).await;
-    for params in [json!({"id": "never opened"}), json!({"bogus": 1}), json!({}), json!({"id": "s", "replace": true})] {
-        let chat = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "session_params": params});
-        assert_eq!(post(&worker, "/v1/chat/completions", chat).await.status, 200, "{params}");
-        let completion = json!({"model": "tiny", "prompt": "hi", "session_params": params});
-        assert_eq!(post(&worker, "/v1/completions", completion).await.status, 200, "{params}");
-    }
-    assert_eq!(get(&worker, "/_sim/state").await.json()["sessions"], 0);
-}
-
-#[tokio::test]
-async fn fact_23_a_session_id_on_chat_changes_no_output() {
-    for tags in [false, true] {
-        let worker = worker(|config| {
-            config.enable_session_radix_cache = tags;
-            config.enable_cache_report = true;
-            config.reasoning = true;
-        })
-        .await;
-        check(&worker, "chat_session_id", &[]).await;
-        let chat = |more: Value| {
-            let mut body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]});
-            body["session_id"] = more;
-            body
-        };
-        let plain = post(&worker, "/v1/chat/completions", chat(Value::Null)).await.json();
-        let tagged = post(&worker, "/v1/chat/completions", chat(json!("another"))).await.json();
-        assert_eq!(plain["choices"][0]["message"], tagged["choices"][0]["message"]);
-        assert_eq!(get(&worker, "/_sim/state").await.json()["tags"], if tags { 2 } else { 0 });
-    }
-}
-
-#[tokio::test]
-async fn fact_25_the_rust_frontend_has_no_sessions_and_fewer_routes() {
-    let worker = worker(|config| {
-        config.frontend = Frontend::Rust;
-        config.enable_streaming_session = true;
-    })
-    .await;
-    for name in ["open", "open_dup", "close", "close_unknown", "gen_session_unknown", "chat_session_params_unknown"] {
-        check(&worker, &format!("rust_{name}"), &[]).await;
-    }
-    for name in ["ready", "ping", "root", "responses", "messages", "embeddings", "rerank", "score", "pause", "get_load"]
-    {
-        check(&worker, &format!("rust_{name}"), &[]).await;
-    }
-    for name in ["chat", "chat_session_id", "chat_unknown_field", "chat_unknown_model", "dp_header_bad", "models"] {
-        check(&worker, &format!("rust_{name}"), &[]).await;
-    }
-    for name in ["unknown", "wrong_method", "abort", "flush", "loads_bad"] {
-        check(&worker, &format!("rust_{name}"), &[]).await;
-    }
-    assert_eq!(get(&worker, "/server_info").await.json()["frontend"], "rust");
-    let headers = [("X-Data-Parallel-Rank", "7")];
-    let chat = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]});
-    assert_eq!(post_with(&worker, "/v1/chat/completions", &headers, chat).await.status, 200);
 }

@@ -1,6 +1,11 @@
 //! The radix cache, and sessions as tags on it.
 
-use crate::{client::post, worker};
+use crate::{
+    client::{get, post},
+    recorded::{check, check_cached},
+    sessions::streaming,
+    worker,
+};
 use serde_json::{Value, json};
 use turnstile_sim::{Eviction, SimConfig, SimWorker};
 
@@ -143,4 +148,49 @@ async fn reasoning_is_lost_to_the_next_turn_unless_it_is_warmed() {
     };
     let (cold, warm) = (follow_up("a", false).await, follow_up("b", true).await);
     assert!(warm > cold + 20, "{cold} {warm}");
+}
+
+#[tokio::test]
+async fn fact_21_a_tag_and_a_session_exclude_each_other() {
+    let worker = worker(streaming).await;
+    check(&worker, "session_id_and_params", &[]).await;
+}
+
+#[tokio::test]
+async fn fact_22_session_params_are_nothing_to_chat_and_completions() {
+    let worker = worker(|config| {
+        streaming(config);
+        config.enable_cache_report = true;
+    })
+    .await;
+    check_cached(&worker, "completions_session_params_ignored", &[]).await;
+    for params in [json!({"id": "never opened"}), json!({"bogus": 1}), json!({}), json!({"id": "s", "replace": true})] {
+        let chat = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "session_params": params});
+        assert_eq!(post(&worker, "/v1/chat/completions", chat).await.status, 200, "{params}");
+        let completion = json!({"model": "tiny", "prompt": "hi", "session_params": params});
+        assert_eq!(post(&worker, "/v1/completions", completion).await.status, 200, "{params}");
+    }
+    assert_eq!(get(&worker, "/_sim/state").await.json()["sessions"], 0);
+}
+
+#[tokio::test]
+async fn fact_23_a_session_id_on_chat_changes_no_output() {
+    for tags in [false, true] {
+        let worker = worker(|config| {
+            config.enable_session_radix_cache = tags;
+            config.enable_cache_report = true;
+            config.reasoning = true;
+        })
+        .await;
+        check(&worker, "chat_session_id", &[]).await;
+        let chat = |more: Value| {
+            let mut body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]});
+            body["session_id"] = more;
+            body
+        };
+        let plain = post(&worker, "/v1/chat/completions", chat(Value::Null)).await.json();
+        let tagged = post(&worker, "/v1/chat/completions", chat(json!("another"))).await.json();
+        assert_eq!(plain["choices"][0]["message"], tagged["choices"][0]["message"]);
+        assert_eq!(get(&worker, "/_sim/state").await.json()["tags"], if tags { 2 } else { 0 });
+    }
 }

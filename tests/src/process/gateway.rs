@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 
 /// Lines of the gateway's own log that are kept for a failure.
 const LOG_LINES: usize = 200;
-/// The longest wait for a start (modules are compiled then) or an end.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest wait for a start (modules are compiled then, by a machine that may be busy) or an end.
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A running gateway. Dropped, it is killed.
 pub struct Gateway {
