@@ -46,6 +46,7 @@ pub(crate) fn check(config: &Config, root: &Node, problems: &mut Vec<Problem>) {
     checker.pools(config, At::root(root).entry("pools"));
     checker.plugins(config, At::root(root).entry("plugins"));
     checker.sessions(config, At::root(root).entry("sessions"));
+    checker.ejection(config, At::root(root).entry("ejection"));
     checker.access_log(config, At::root(root).entry("logging").entry("access"));
     checker.state(config, At::root(root).entry("state"));
 }
@@ -200,6 +201,15 @@ impl Checker<'_> {
         let interval = at.entry("interval_s");
         if config.state.interval_s > 0 && at.entry("dir").node.is_none() && !self.has_problem(&interval) {
             self.problem(&interval, "snapshots need a directory of their own: state.dir");
+        }
+    }
+
+    fn ejection(&mut self, config: &Config, at: At<'_>) {
+        let ejection = &config.ejection;
+        let (base, most) = (at.entry("base_ms"), at.entry("max_ms"));
+        if ejection.base_ms > ejection.max_ms && !self.has_problem(&base) && !self.has_problem(&most) {
+            let message = format!("base_ms is {}, longer than max_ms, {}", ejection.base_ms, ejection.max_ms);
+            self.problem(if base.node.is_some() { &base } else { &most }, message);
         }
     }
 

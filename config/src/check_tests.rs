@@ -351,3 +351,18 @@ fn columns_count_characters_and_keys_are_quoted() {
     );
     assert_eq!(problems_of("retry = { \"é\" = 1, attempts = 0 }")[1], "1:31: retry.attempts: must be from 1 to 100");
 }
+
+#[test]
+fn times_of_ejections_agree() {
+    assert_eq!(
+        problems_of("[ejection]\nmax_ms = 1000"),
+        ["2:10: ejection.max_ms: base_ms is 10000, longer than max_ms, 1000"]
+    );
+    assert_eq!(
+        problems_of("[ejection]\nmax_share = 1.5\nconsecutive_faults = 1001"),
+        [
+            "2:13: ejection.max_share: must be from 0.0 to 1.0",
+            "3:22: ejection.consecutive_faults: must be from 0 to 1000",
+        ]
+    );
+}

@@ -60,7 +60,7 @@ pub use shutdown::Shutdown;
 pub use steering::{
     Barred, Forwarded, ForwardedSend, Guarded, Namespace, Network, NotANetwork, Onward, PriorityMember, Steering,
 };
-pub use upstream::{Limits, Retry, Timeouts};
+pub use upstream::{Ejection, Limits, Retry, Timeouts};
 
 /// The whole configuration of one gateway.
 ///
@@ -103,6 +103,8 @@ pub struct Config {
     pub limits: Limits,
     /// Trying another worker while nothing has reached the client.
     pub retry: Retry,
+    /// Taking workers out that fail.
+    pub ejection: Ejection,
     /// Logs, and what a response tells about its decision.
     pub logging: Logging,
     /// From the signal to stop to the end.
@@ -130,6 +132,7 @@ impl Default for Config {
             timeouts: Timeouts::default(),
             limits: Limits::default(),
             retry: Retry::default(),
+            ejection: Ejection::default(),
             logging: Logging::default(),
             shutdown: Shutdown::default(),
             state: State::default(),

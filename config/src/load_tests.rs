@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::{
-    Admission, Busy, ByteSize, Config, Errors, OnError, OverloadStatus, Phase, Plugin, Prefill, Routing, Sessions,
-    Timeouts,
+    Admission, Busy, ByteSize, Config, Ejection, Errors, OnError, OverloadStatus, Phase, Plugin, Prefill, Routing,
+    Sessions, Timeouts,
 };
 
 const MINIMAL: &str = "[[pools]]\nworkers = [\"http://10.0.0.1:30000\"]\n";
@@ -104,7 +104,11 @@ fn defaults_are_the_documented_ones() {
         }
     );
     assert_eq!(config.limits.body_bytes.bytes(), 67_108_864);
-    assert_eq!((config.retry.attempts, config.retry.backoff_ms), (3, 50));
+    assert_eq!((config.retry.attempts, config.retry.backoff_ms, config.retry.max_backoff_ms), (3, 50, 2_000));
+    assert_eq!((config.retry.budget_ratio, config.retry.budget_floor_per_s), (0.2, 10));
+    let ejection =
+        Ejection { consecutive_faults: 5, base_ms: 10_000, max_ms: 300_000, max_share: 0.5, wedged_after_ms: 60_000 };
+    assert_eq!(config.ejection, ejection);
     assert_eq!(config.warnings(), Vec::<String>::new());
 }
 

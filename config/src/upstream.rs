@@ -1,4 +1,4 @@
-//! Times, sizes and retries.
+//! Times, sizes, retries, and workers taken out.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,8 +12,8 @@ pub struct Timeouts {
     /// Milliseconds to connect to a worker.
     #[schemars(range(min = 1, max = 600_000))]
     pub connect_ms: u64,
-    /// Seconds from sending a request to the first byte of its response. A worker sends nothing, not even a status,
-    /// while a request waits in its queue.
+    /// Seconds from sending a request to the first byte of its response, for a stream to its first event. A worker sends
+    /// nothing, not even a status, while a request waits in its queue.
     #[schemars(range(min = 1, max = 86_400))]
     pub first_byte_s: u64,
     /// Seconds between two pieces of a response.
@@ -94,9 +94,45 @@ pub struct Retry {
     /// Attempts for one request, the first included.
     #[schemars(range(min = 1, max = 100))]
     pub attempts: u32,
-    /// Milliseconds before the second attempt; doubled for each one after it.
+    /// Milliseconds before the second attempt, of which up to a half is taken off at random; doubled for each one after it.
     #[schemars(range(min = 0, max = 60_000))]
     pub backoff_ms: u64,
+    /// Most milliseconds before an attempt.
+    #[schemars(range(min = 0, max = 600_000))]
+    pub max_backoff_ms: u64,
+    /// Retries of a pool within ten seconds, as a share of the requests that came in that time or are in progress. The first
+    /// retry of a request whose worker could not be reached, or broke the connection, is not counted: it adds no load.
+    #[schemars(range(min = 0.0, max = 100.0))]
+    pub budget_ratio: f64,
+    /// Retries a second that a pool may have besides.
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub budget_floor_per_s: u32,
+}
+
+/// Taking workers out whose answers fail, or on which nothing moves, although their probes are well. What counts happens before
+/// the first byte of an answer: failed connections, resets, broken HTTP, 5xx. A 4xx, a full queue (429, 503), a client that left
+/// and silence do not count. When every worker of a pool is out, all are used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ejection {
+    /// Faults in a row that take a worker out; 0: none do.
+    #[schemars(range(min = 0, max = 1_000))]
+    pub consecutive_faults: u32,
+    /// Milliseconds a worker is out; doubled when it fails again, halved for each such time that it was well.
+    #[schemars(range(min = 100, max = 3_600_000))]
+    pub base_ms: u64,
+    /// Most milliseconds a worker is out.
+    #[schemars(range(min = 100, max = 86_400_000))]
+    pub max_ms: u64,
+    /// Share of a pool's workers that may be out because of faults at a time. A pool of two or more may always miss one, unless
+    /// this is 0.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub max_share: f64,
+    /// Milliseconds after which a worker is taken out on which requests wait or run while nothing moves in its load report:
+    /// no tokens computed, no KV taken or given back, no request begun or ended. Requests that it has not begun to answer
+    /// go to another worker then. 0: not looked at.
+    #[schemars(range(min = 0, max = 86_400_000))]
+    pub wedged_after_ms: u64,
 }
 
 // === impl Timeouts ===
@@ -142,6 +178,14 @@ impl Default for Limits {
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { attempts: 3, backoff_ms: 50 }
+        Self { attempts: 3, backoff_ms: 50, max_backoff_ms: 2_000, budget_ratio: 0.2, budget_floor_per_s: 10 }
+    }
+}
+
+// === impl Ejection ===
+
+impl Default for Ejection {
+    fn default() -> Self {
+        Self { consecutive_faults: 5, base_ms: 10_000, max_ms: 300_000, max_share: 0.5, wedged_after_ms: 60_000 }
     }
 }

@@ -306,7 +306,8 @@ impl RouteInput<'_> {
     pub fn pinned(&self) -> Option<WorkerId> {
         let bound = self.bound.filter(|bound| bound.mode == SessionMode::Stream)?;
         let view = self.candidates.get(bound.worker)?;
-        let answers = matches!(view.state, WorkerState::Ready | WorkerState::Draining);
+        // An ejected worker may be the only one that knows the conversation, so the turn itself finds out.
+        let answers = matches!(view.state, WorkerState::Ready | WorkerState::Draining) || view.ejected.is_some();
         (answers && !self.excluded.contains(&bound.worker)).then_some(bound.worker)
     }
 }

@@ -20,6 +20,7 @@ pub mod prefill;
 pub mod prefix;
 pub mod queue;
 pub mod reply;
+pub mod retry;
 pub mod route;
 pub mod session;
 pub mod snapshot;

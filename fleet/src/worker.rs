@@ -3,6 +3,7 @@
 //! A [`Worker`] is kept by the gateway and fed with probes, `/v1/loads` reports and the beginnings and ends of turns.
 //! Decisions see a [`WorkerView`], an immutable copy of it.
 
+mod ejection;
 mod flight;
 mod load;
 mod rates;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 
 use crate::ids::WorkerId;
 
+pub use ejection::{Ejected, EjectionCause, EjectionOptions, Ejections, MotionChange, WorkerFault};
 pub use flight::{Flight, Flights};
 pub use load::{Load, LoadError, RankLoad};
 pub use rates::{DEFAULT_PREFILL_TOKENS_PER_S, Rates};
@@ -23,7 +25,7 @@ pub enum WorkerState {
     Ready,
     /// Finishes what it has and gets nothing new.
     Draining,
-    /// Its probes fail.
+    /// Its probes fail, or it is ejected.
     Unhealthy,
     /// Not probed yet, or not ready since it started.
     Starting,
@@ -51,6 +53,8 @@ pub struct WorkerView {
     pub index: WorkerId,
     /// Whether it takes turns.
     pub state: WorkerState,
+    /// Why it is unhealthy although its probes are well.
+    pub ejected: Option<Ejected>,
     /// What it can do.
     pub capabilities: Capabilities,
     /// Free labels from the configuration.
@@ -105,8 +109,10 @@ pub struct Worker {
     pub id: Arc<str>,
     /// Its index.
     pub index: WorkerId,
-    /// Whether it takes turns.
+    /// What probes and operators say. An ejection comes on top of it: see [`Worker::state`].
     pub state: WorkerState,
+    /// What turns met, and whether that took it out.
+    pub ejections: Ejections,
     /// What it can do.
     pub capabilities: Capabilities,
     /// Free labels from the configuration.
@@ -182,6 +188,11 @@ impl WorkerView {
         self.state == WorkerState::Ready
     }
 
+    /// The state as metrics and the admin listener show it: an ejected worker is told from one whose probes fail.
+    pub fn shown_state(&self) -> &'static str {
+        if self.ejected.is_some() { "ejected" } else { self.state.name() }
+    }
+
     /// Requests it has, running or queued: its last report, corrected by what we sent and got back since then; never less
     /// than our own.
     pub fn occupancy(&self) -> u32 {
@@ -216,6 +227,18 @@ impl WorkerView {
     }
 }
 
+/// When every worker of a pool that its probes find well is ejected, they are used all the same: a fault of all is more
+/// likely one of the judgement, and a turn that may fail is better than one that must. Workers that failed the turn already
+/// (`excluded`) are no alternative.
+pub fn fail_open(views: &mut [WorkerView], excluded: &[WorkerId]) {
+    if views.iter().any(|view| view.is_ready() && !excluded.contains(&view.index)) {
+        return;
+    }
+    for view in views.iter_mut().filter(|view| view.ejected.is_some()) {
+        view.state = WorkerState::Ready;
+    }
+}
+
 // === impl Worker ===
 
 impl Worker {
@@ -225,6 +248,7 @@ impl Worker {
             id: id.into(),
             index,
             state: WorkerState::Ready,
+            ejections: Ejections::default(),
             capabilities: Capabilities::default(),
             labels: Arc::default(),
             limit: None,
@@ -242,6 +266,16 @@ impl Worker {
         self.load = load;
     }
 
+    /// Whether it takes turns: what its probes say, unless it is ejected.
+    pub fn state(&self) -> WorkerState {
+        if self.ejected().is_some() { WorkerState::Unhealthy } else { self.state }
+    }
+
+    /// Why it is out although its probes are well.
+    pub fn ejected(&self) -> Option<Ejected> {
+        self.ejections.ejected().filter(|_| self.state == WorkerState::Ready)
+    }
+
     /// The last load report.
     pub fn load(&self) -> &Load {
         &self.load
@@ -252,6 +286,7 @@ impl Worker {
         self.load = Load::default();
         self.in_flight_at_load = self.flights.in_flight();
         self.rates.forget_totals();
+        self.ejections.forget();
     }
 
     /// What a decision sees. `held_rows`: rows that idle streaming sessions hold there
@@ -260,7 +295,8 @@ impl Worker {
         WorkerView {
             id: Arc::clone(&self.id),
             index: self.index,
-            state: self.state,
+            state: self.state(),
+            ejected: self.ejected(),
             capabilities: self.capabilities,
             labels: Arc::clone(&self.labels),
             in_flight: self.flights.in_flight(),

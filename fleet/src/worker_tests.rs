@@ -202,3 +202,33 @@ fn a_view_shows_the_last_report_and_a_restart_forgets_it() {
     worker.flights.finish(flight);
     worker.flights.finish(other);
 }
+
+#[test]
+fn an_ejected_worker_is_unhealthy_and_all_of_them_ejected_are_used_all_the_same() {
+    let options = EjectionOptions { consecutive_faults: 1, ..EjectionOptions::default() };
+    let workers: Vec<Worker> = (0..3)
+        .map(|n| {
+            let mut worker = Worker::new("a", WorkerId(n));
+            if n > 0 {
+                worker.ejections.fault(WorkerFault::Answer, 0, true, &options);
+            }
+            worker
+        })
+        .collect();
+    let states = |views: &[WorkerView]| views.iter().map(|view| view.state).collect::<Vec<_>>();
+    let mut views: Vec<WorkerView> = workers.iter().map(|worker| worker.view(0)).collect();
+    fail_open(&mut views, &[]);
+    use WorkerState::{Draining, Ready, Unhealthy};
+    assert_eq!(states(&views), [Ready, Unhealthy, Unhealthy]);
+    assert_eq!((views[0].shown_state(), views[1].shown_state()), ("ready", "ejected"));
+    let mut views: Vec<WorkerView> = workers.iter().map(|worker| worker.view(0)).collect();
+    views[0].state = Draining;
+    fail_open(&mut views, &[]);
+    assert_eq!(states(&views), [Draining, Ready, Ready]);
+    let mut views: Vec<WorkerView> = workers.iter().map(|worker| worker.view(0)).collect();
+    fail_open(&mut views, &[WorkerId(0)]);
+    assert_eq!(states(&views), [Ready, Ready, Ready], "the only ready one has failed the turn");
+    let mut drained = workers[1].clone();
+    drained.state = Draining;
+    assert_eq!((drained.state(), drained.ejected()), (Draining, None), "an operator's word stands above");
+}

@@ -117,7 +117,7 @@ impl Admin {
         for worker in gateway.fleet.workers.current() {
             let view = worker.view(0);
             for state in WORKER_STATES {
-                let is = i64::from(view.state.name() == state);
+                let is = i64::from(view.shown_state() == state);
                 gateway.metrics.worker_state.with_label_values(&[&*worker.id, state]).set(is);
             }
             let blocks = gateway.fleet.index.lock().len_of(worker.index);
@@ -178,7 +178,12 @@ impl Admin {
                     "url": worker.url.to_string(),
                     "pool": &*worker.settings().pool,
                     "index": worker.index.0,
-                    "state": view.state.name(),
+                    "state": view.shown_state(),
+                    "ejected": view.ejected.map(|ejected| json!({
+                        "cause": ejected.cause.name(),
+                        "for_ms": ejected.until_ms.saturating_sub(crate::clock::now_ms()),
+                    })),
+                    "faults_in_a_row": worker.with_model(|m| m.ejections.faults_in_a_row()),
                     "draining": worker.is_draining(),
                     "sglang": facts.as_ref().and_then(|f| f.version.clone()),
                     "capabilities": view.capabilities.names().collect::<Vec<_>>(),

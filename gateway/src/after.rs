@@ -109,7 +109,7 @@ fn try_prefill(gateway: &Arc<Gateway>, generation: &Arc<Generation>, turn: &Fini
         .map(|t| t.prefix.blocks)
         .unwrap_or_default();
     let gateway_of_task = Arc::clone(gateway);
-    let (index, prompt_tokens) = (worker.index, turn.prompt_tokens);
+    let prompt_tokens = turn.prompt_tokens;
     let (worker_of_task, timeout) = (Arc::clone(worker), gateway.fleet.settings().side_timeout);
     gateway.fleet.side.send(SideRequest {
         kind: SideKind::Prefill,
@@ -121,7 +121,7 @@ fn try_prefill(gateway: &Arc<Gateway>, generation: &Arc<Generation>, turn: &Fini
             match result {
                 SideResult::Ok(_) => {
                     place.done(prompt_tokens);
-                    gateway_of_task.fleet.index.lock().insert(index, &blocks);
+                    gateway_of_task.fleet.remember(&worker_of_task, &blocks);
                 }
                 // The engine notices a gone client of a non-streaming request only by a poll; the real turn is waiting.
                 SideResult::Cancelled => {
@@ -190,8 +190,7 @@ fn correct(gateway: &Gateway, turn: &Turn, worker: &Worker, placed: &Placed, cac
     // A block is only known to be missing when the whole of it lies beyond what was cached.
     let reported = (bytes / turn.prefix.block_bytes as f64).ceil() as usize;
     if placed.matched_blocks > reported {
-        let mut index = gateway.fleet.index.lock();
-        index.correct(worker.index, &turn.prefix.blocks, reported);
-        index.insert(worker.index, &turn.prefix.blocks);
+        gateway.fleet.index.lock().correct(worker.index, &turn.prefix.blocks, reported);
+        gateway.fleet.remember(worker, &turn.prefix.blocks);
     }
 }

@@ -2,6 +2,7 @@
 //! go above it.
 
 use crate::admission::{Admission, Room};
+use crate::clock::now_ms;
 use crate::metrics::Metrics;
 use crate::sessions::SessionTable;
 use crate::side::SideRequests;
@@ -15,8 +16,9 @@ use std::time::Duration;
 use turnstile_fleet::ids::WorkerId;
 use turnstile_fleet::index::PrefixIndex;
 use turnstile_fleet::queue::QueueOptions;
-use turnstile_fleet::session::{Held, SessionOptions};
-use turnstile_fleet::worker::LimitOptions;
+use turnstile_fleet::retry::{BudgetOptions, RetryBudget};
+use turnstile_fleet::session::SessionOptions;
+use turnstile_fleet::worker::{LimitOptions, WorkerState, WorkerView, fail_open};
 
 /// Weight of one turn in the learned bytes per token.
 const BYTES_PER_TOKEN_WEIGHT: f64 = 0.05;
@@ -40,6 +42,10 @@ pub struct Fleet {
     view: Arc<FleetView>,
     /// Learned bytes of prompt per token, by pool name.
     bytes_per_token: Mutex<HashMap<Arc<str>, f64>>,
+    /// Retries of each pool.
+    budgets: Mutex<HashMap<u32, RetryBudget>>,
+    /// Held while a worker is judged.
+    pub(crate) ejecting: Mutex<()>,
     /// Numbers of pools, by name: what waits in the queue keeps its pool over a reload.
     pool_ids: Mutex<HashMap<String, u32>>,
 }
@@ -82,29 +88,27 @@ impl Room for FleetView {
         if let Some(worker) = pinned {
             // Its row is held by its session already, so only the worker's own answer counts.
             return match self.workers.get(worker) {
-                Some(worker) => free_places(&worker, Held::default(), &settings.limits),
+                Some(worker) => free_places(&worker.view(0), &settings.limits),
                 None => u32::MAX,
             };
         }
         let Some((_, _, workers)) = settings.pools.iter().find(|(id, _, _)| *id == pool) else { return u32::MAX };
         let mut held = Vec::new();
         self.sessions.held(workers.iter().map(|w| w.index), &mut held);
-        let mut any = false;
-        let mut free = 0u32;
-        for (at, worker) in workers.iter().enumerate() {
-            if worker.state() == turnstile_fleet::worker::WorkerState::Ready {
-                any = true;
-                let held = held.get(at).copied().unwrap_or_default();
-                free = free.saturating_add(free_places(worker, held, &settings.limits));
-            }
+        let mut views: Vec<WorkerView> =
+            workers.iter().zip(&held).map(|(worker, held)| worker.view(held.idle_rows)).collect();
+        fail_open(&mut views, &[]);
+        let mut ready = views.iter().filter(|view| view.is_ready()).peekable();
+        if ready.peek().is_some() {
+            return ready.fold(0, |free, view| free.saturating_add(free_places(view, &settings.limits)));
         }
-        // Without a ready worker there is nothing to wait for: placement refuses the turn at once.
-        if any { free } else { u32::MAX }
+        // A worker that a start or a reload has just brought is not known to be well before its first probes: turns wait for
+        // it. Without one there is nothing to wait for: placement refuses the turn at once.
+        if views.iter().any(|view| view.state == WorkerState::Starting) { 0 } else { u32::MAX }
     }
 }
 
-fn free_places(worker: &Worker, held: Held, limits: &LimitOptions) -> u32 {
-    let view = worker.view(held.idle_rows);
+fn free_places(view: &WorkerView, limits: &LimitOptions) -> u32 {
     if view.at_limit(limits) {
         return 0;
     }
@@ -150,6 +154,8 @@ impl Fleet {
             metrics,
             view,
             bytes_per_token: Mutex::new(HashMap::new()),
+            budgets: Mutex::new(HashMap::new()),
+            ejecting: Mutex::new(()),
             pool_ids: Mutex::new(HashMap::new()),
         }
     }
@@ -178,11 +184,16 @@ impl Fleet {
         settings.pools.iter().find(|(id, _, _)| *id == pool).map(|(_, _, workers)| workers.clone())
     }
 
-    /// Those of them that have not been probed yet: for a moment after a start or a reload, else none.
-    pub fn unprobed(&self, pool: u32) -> Vec<Arc<Worker>> {
-        let settings = self.view.settings.load();
-        let workers = settings.pools.iter().find(|(id, _, _)| *id == pool).map(|(_, _, workers)| workers);
-        workers.into_iter().flatten().filter(|worker| !worker.is_probed()).cloned().collect()
+    /// A turn came to a pool.
+    pub fn count_turn(&self, pool: u32) {
+        self.budgets.lock().entry(pool).or_default().turn(now_ms());
+    }
+
+    /// Takes a retry out of a pool's budget, if there is one.
+    pub fn take_retry(&self, pool: u32, options: &BudgetOptions) -> bool {
+        let workers = self.workers_of(pool).unwrap_or_default();
+        let in_progress = workers.iter().map(|w| u64::from(w.with_model(|m| m.flights.in_flight()))).sum();
+        self.budgets.lock().entry(pool).or_default().take(now_ms(), in_progress, options)
     }
 
     /// The present settings.
@@ -202,6 +213,33 @@ impl Fleet {
         self.sessions.worker_removed(worker.index);
         self.index.lock().forget(worker.index);
         self.metrics.forget_worker(&worker.id);
+    }
+
+    /// Forgets removed workers for good once their last turn and engine session have ended: those may have counted and
+    /// learned after the worker was removed.
+    pub fn sweep(&self) {
+        let leaving = self.workers.leaving();
+        let mut held = Vec::new();
+        self.sessions.held(leaving.iter().map(|w| w.index), &mut held);
+        for (worker, held) in leaving.iter().zip(held) {
+            if held.rows > 0 || worker.view(0).in_flight > 0 {
+                continue;
+            }
+            self.index.lock().forget(worker.index);
+            // Another worker may have its name by now.
+            if self.workers.by_id(&worker.id).is_none() {
+                self.metrics.forget_worker(&worker.id);
+            }
+            self.workers.forget(worker.index);
+        }
+    }
+
+    /// Notes that a worker has these blocks of a prompt. A worker that is being forgotten is not remembered again.
+    pub fn remember(&self, worker: &Worker, blocks: &[u64]) {
+        let mut index = self.index.lock();
+        if !worker.is_removed() {
+            index.insert(worker.index, blocks);
+        }
     }
 
     /// Bytes of prompt per token in a pool, as learned.
@@ -252,6 +290,10 @@ impl WorkerEvents for Fleet {
         self.index.lock().forget(worker.index);
         self.set_index_capacity(worker);
         self.sessions.worker_restarted(worker.index);
+    }
+
+    fn wedged(&self, worker: &Arc<Worker>) {
+        self.take_off_wedged(worker);
     }
 
     fn room(&self, worker: &Arc<Worker>) {

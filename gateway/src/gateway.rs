@@ -2,7 +2,7 @@
 
 use crate::access_log::AccessLog;
 use crate::fleet_state::Fleet;
-use crate::generation::{Foundation, Generation};
+use crate::generation::{Foundation, Generation, PoolRuntime};
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::prefills::Prefills;
@@ -12,6 +12,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use turnstile_fleet::worker::{WorkerView, fail_open};
 use turnstile_plugins::{NameSpace, SharedState};
 
 /// What all listeners and tasks share.
@@ -78,15 +79,14 @@ impl Gateway {
         self.stopping.is_announced()
     }
 
-    /// Workers that take turns.
+    /// Workers that take turns: the ready ones, and in a pool without any those that are ejected, which then serve all the same.
     pub fn ready_workers(&self) -> usize {
-        let generation = self.generation.load();
-        generation
-            .pools
-            .iter()
-            .flat_map(|p| &p.workers)
-            .filter(|w| w.state() == turnstile_fleet::worker::WorkerState::Ready)
-            .count()
+        let ready = |pool: &PoolRuntime| {
+            let mut views: Vec<WorkerView> = pool.workers.iter().map(|w| w.view(0)).collect();
+            fail_open(&mut views, &[]);
+            views.iter().filter(|view| view.is_ready()).count()
+        };
+        self.generation.load().pools.iter().map(ready).sum()
     }
 }
 

@@ -22,7 +22,7 @@ use turnstile_fleet::queue::QueueOptions;
 use turnstile_fleet::session::SessionOptions;
 use turnstile_fleet::steering::SteeringOptions;
 use turnstile_fleet::turn::UnderstandOptions;
-use turnstile_fleet::worker::LimitOptions;
+use turnstile_fleet::worker::{EjectionOptions, LimitOptions};
 use turnstile_plugins::{Plugin, PluginSpec, Runtime, SharedState};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -370,6 +370,13 @@ pub fn fleet_settings(config: &Config, pools: &[PoolRuntime]) -> FleetSettings {
             timeout: ms(config.routing.probe_timeout_ms),
             unhealthy_after: config.routing.unhealthy_after,
             healthy_after: config.routing.healthy_after,
+            ejection: EjectionOptions {
+                consecutive_faults: config.ejection.consecutive_faults,
+                base_ms: config.ejection.base_ms,
+                max_ms: config.ejection.max_ms,
+                max_share: config.ejection.max_share,
+                wedged_after_ms: config.ejection.wedged_after_ms,
+            },
         },
         block_bytes: block_bytes(config),
         index_blocks: usize::try_from(config.routing.index_blocks_per_worker).unwrap_or(usize::MAX),

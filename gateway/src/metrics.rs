@@ -3,11 +3,12 @@
 //! Label values come from closed sets: routes, pools, workers of the configuration, plugins of the configuration, error
 //! codes, reasons. Nothing a client sends becomes a label.
 
-use prometheus::core::Collector;
+use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{
     Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
 };
+use std::collections::HashMap;
 
 /// Seconds, from a millisecond to ten minutes.
 const LATENCY_BUCKETS: &[f64] =
@@ -17,7 +18,7 @@ const TOKEN_BUCKETS: &[f64] =
     &[0.0, 64.0, 256.0, 1024.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 262144.0, 1048576.0];
 
 /// Values of `state` in `turnstile_worker_state`.
-pub const WORKER_STATES: [&str; 4] = ["starting", "ready", "unhealthy", "draining"];
+pub const WORKER_STATES: [&str; 5] = ["starting", "ready", "unhealthy", "draining", "ejected"];
 /// Values of `field` in `turnstile_worker`.
 pub const WORKER_FIELDS: [&str; 11] = [
     "in_flight",
@@ -78,6 +79,12 @@ pub struct Metrics {
     pub decision_faults: IntCounterVec,
     /// Attempts on workers, by worker and result.
     pub attempts: IntCounterVec,
+    /// Attempts after the first, by pool and what became of the wish for one.
+    pub retries: IntCounterVec,
+    /// Faults that count against workers.
+    pub worker_faults: IntCounterVec,
+    /// Ejections of workers, by cause.
+    pub ejections: IntCounterVec,
     /// Live sessions by mode.
     pub sessions: IntGaugeVec,
     /// Sessions ended, by mode and cause.
@@ -255,9 +262,28 @@ impl Metrics {
             )?,
             attempts: b.counter(
                 "turnstile_attempts_total",
-                "Attempts on workers, by worker and result: ok, client_gone, connect, timeout, broken, status_4xx, \
-                 status_5xx, overloaded, error_event, cut",
+                "Attempts on workers, by worker and result: ok, client_gone, connect, timeout, broken, protocol (no HTTP, \
+                 1xx or 3xx), stuck (taken off a worker on which nothing moves), status_4xx, status_5xx, overloaded, \
+                 error_event, cut",
                 &["worker", "result"],
+            )?,
+            retries: b.counter(
+                "turnstile_retries_total",
+                "Retries of failed attempts, by pool and result: retried, or not for want of attempts (retry.attempts), \
+                 budget (retry.budget_ratio) or another worker (no_worker)",
+                &["pool", "result"],
+            )?,
+            worker_faults: b.counter(
+                "turnstile_worker_faults_total",
+                "Failed attempts that count against the worker (see ejection.consecutive_faults), by worker and fault: connect, \
+                 answer",
+                &["worker", "fault"],
+            )?,
+            ejections: b.counter(
+                "turnstile_ejections_total",
+                "Workers taken out although their probes are well, by worker and cause: connect, answer (resets, broken \
+                 HTTP, 5xx), wedge (nothing moves)",
+                &["worker", "cause"],
             )?,
             sessions: b.gauges("turnstile_sessions", "Live sessions, by mode", &["mode"])?,
             sessions_ended: b.counter(
@@ -329,7 +355,7 @@ impl Metrics {
             reloads: b.counter("turnstile_reloads_total", "Reloads, by result: ok, failed, unchanged", &["result"])?,
             worker_state: b.gauges(
                 "turnstile_worker_state",
-                "1 for the state a worker is in: starting, ready, unhealthy, draining",
+                "1 for the state a worker is in: starting, ready, unhealthy, draining, ejected",
                 &["worker", "state"],
             )?,
             worker,
@@ -355,14 +381,14 @@ impl Metrics {
         })
     }
 
-    /// A worker is no longer configured: its gauges go. Counters stay, as counters do.
+    /// A worker is no longer configured: its series go, so that a fleet that changes does not leave them behind.
     pub fn forget_worker(&self, id: &str) {
-        for state in WORKER_STATES {
-            // Absent is as good as removed.
-            let _ = self.worker_state.remove_label_values(&[id, state]);
-        }
-        for field in WORKER_FIELDS {
-            let _ = self.worker.remove_label_values(&[id, field]);
+        forget_series(&self.worker_state, id);
+        forget_series(&self.worker, id);
+        forget_series(&self.prediction_error, id);
+        for counter in [&self.decisions, &self.attempts, &self.ejections, &self.prompt_tokens, &self.completion_tokens]
+        {
+            forget_series(counter, id);
         }
     }
 
@@ -394,5 +420,18 @@ impl Metrics {
             text.push_str(&format!("| `{}` | {} | {} | {} |\n", m.name, m.kind, m.labels.join(", "), m.help));
         }
         text
+    }
+}
+
+/// Removes the series whose label `worker` is this.
+fn forget_series<T: MetricVecBuilder>(metric: &MetricVec<T>, worker: &str) {
+    for family in metric.collect() {
+        for series in family.get_metric() {
+            let labels: HashMap<&str, &str> = series.get_label().iter().map(|l| (l.name(), l.value())).collect();
+            if labels.get("worker") == Some(&worker) {
+                // Absent is as good as removed.
+                let _ = metric.remove(&labels);
+            }
+        }
     }
 }

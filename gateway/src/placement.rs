@@ -14,7 +14,7 @@ use turnstile_fleet::session::{
     Accepts, BeginTurn, Busy, Lease, NoSession, Outcome, SessionAction, SessionView, StreamCap, TurnEnd, WaitTicket,
 };
 use turnstile_fleet::turn::Turn;
-use turnstile_fleet::worker::WorkerView;
+use turnstile_fleet::worker::{WorkerView, fail_open};
 use turnstile_plugins::{Fault, LocalResponse};
 
 /// Times a turn is decided on when the place it was given is taken meanwhile.
@@ -177,8 +177,10 @@ pub fn choose(
     let workers = fleet.workers_of(pool.index).unwrap_or_else(|| pool.workers.clone());
     let mut held = Vec::new();
     fleet.sessions.held(workers.iter().map(|w| w.index), &mut held);
-    let views: Arc<[WorkerView]> =
+    let mut views: Vec<WorkerView> =
         workers.iter().zip(&held).map(|(worker, held)| worker.view(held.idle_rows)).collect();
+    fail_open(&mut views, request.excluded);
+    let views: Arc<[WorkerView]> = views.into();
     let bytes_per_token = fleet.bytes_per_token(&pool.name);
     let mut matched = Vec::new();
     fleet.index.lock().matched_all(views.iter().map(|v| v.index), &turn.prefix.blocks, &mut matched);
@@ -297,7 +299,7 @@ pub fn place(
     } else {
         worker.dispatch(request.prompt_tokens.saturating_sub(predicted_cached), osl)
     };
-    fleet.index.lock().insert(worker.index, &turn.prefix.blocks);
+    fleet.remember(worker, &turn.prefix.blocks);
     let listed = choice.views.iter().take(generation.log_candidates);
     let considered = listed.map(|v| (Arc::clone(&v.id), choice.cost(v.index))).collect();
     Ok(Placed {

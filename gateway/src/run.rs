@@ -282,6 +282,7 @@ async fn expire(gateway: Arc<Gateway>) {
         every.tick().await;
         gateway.fleet.sessions.expire();
         crate::drain::sweep(&gateway.fleet);
+        gateway.fleet.sweep();
     }
 }
 

@@ -4,8 +4,8 @@
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
 use pingora_core::connectors::http::Connector;
-use pingora_core::protocols::ALPN;
 use pingora_core::protocols::http::client::HttpSession;
+use pingora_core::protocols::{ALPN, TcpKeepalive};
 use pingora_core::upstreams::peer::HttpPeer;
 use pingora_http::RequestHeader;
 use std::net::SocketAddr;
@@ -14,6 +14,15 @@ use std::time::{Duration, Instant};
 /// A pooled connection that the worker had closed shows it within a round trip. What breaks later was being worked on, and
 /// may not be sent again.
 pub const STALE_WITHIN: Duration = Duration::from_millis(250);
+
+/// A worker says nothing while a turn waits, so a machine that vanished is found out by the system: after some 30 s.
+const KEEPALIVE: TcpKeepalive = TcpKeepalive {
+    idle: Duration::from_secs(15),
+    interval: Duration::from_secs(5),
+    count: 3,
+    #[cfg(target_os = "linux")]
+    user_timeout: Duration::from_secs(30),
+};
 
 /// Where and how one worker is reached.
 #[derive(Debug, Clone)]
@@ -44,6 +53,7 @@ impl Target {
         peer.options.connection_timeout = Some(limits.connect);
         peer.options.total_connection_timeout = Some(limits.connect);
         peer.options.idle_timeout = Some(limits.idle);
+        peer.options.tcp_keepalive = Some(KEEPALIVE);
         peer.options.alpn = match (tls, h2c) {
             (false, false) => ALPN::H1,
             (false, true) => ALPN::H2,
@@ -124,6 +134,10 @@ impl From<Box<pingora_core::Error>> for ExchangeError {
 
 /// A pingora error in a few words, without its back trace of contexts.
 pub fn describe(error: &pingora_core::Error) -> String {
+    // The context quotes what was read, up to a megabyte of it, which no log may hold.
+    if *error.etype() == pingora_core::ErrorType::InvalidHTTPHeader {
+        return error.etype().as_str().to_owned();
+    }
     match (&error.context, &error.cause) {
         (Some(context), Some(cause)) => format!("{} ({}): {cause}", error.etype().as_str(), context.as_str()),
         (Some(context), None) => format!("{} ({})", error.etype().as_str(), context.as_str()),

@@ -1,5 +1,5 @@
-//! An answer that is one JSON document. It is gathered beside its way to the client, or, where something is to be taken out,
-//! before it; a document over the bound passes unobserved.
+//! An answer that is one JSON document. It is gathered before it goes to the client, so that one that breaks off can be asked for
+//! elsewhere; a document over the bound passes unobserved.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -23,12 +23,8 @@ pub(super) struct Body {
 
 impl Body {
     pub(super) fn push(&mut self, chunk: Bytes, watch: &mut Watch, out: &mut Vec<Bytes>) {
-        let holding = watch.strips();
         if self.over {
             return out.push(chunk);
-        }
-        if !holding {
-            out.push(chunk.clone());
         }
         self.length = self.length.saturating_add(chunk.len());
         if self.length <= watch.options.max_body_bytes {
@@ -37,11 +33,8 @@ impl Body {
         self.over = true;
         watch.seen.incomplete = true;
         watch.is_first(First::Data);
-        let held = std::mem::take(&mut self.parts);
-        if holding {
-            out.extend(held);
-            out.push(chunk);
-        }
+        out.append(&mut self.parts);
+        out.push(chunk);
     }
 
     pub(super) fn finish(&mut self, watch: &mut Watch, out: &mut Vec<Bytes>) {
@@ -51,7 +44,7 @@ impl Body {
         let body = joined(std::mem::take(&mut self.parts));
         self.length = 0;
         let rest = observe(&body, watch);
-        if watch.strips() && !body.is_empty() {
+        if !body.is_empty() {
             out.push(rest.unwrap_or(body));
         }
     }

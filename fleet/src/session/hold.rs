@@ -29,8 +29,8 @@ pub enum AttemptEnd {
     },
     /// It was cut while the worker may be running it: the client left, or has part of the answer.
     Cut,
-    /// The connection broke while the worker may be running it, and the turn is tried again. The worker may have finished it,
-    /// so in a streaming session the turn would stand twice in the context: it goes to a new engine session instead.
+    /// The connection broke while the worker may be running it. The worker may have finished it, so nobody can tell whether the
+    /// turn is part of a streaming session's context: what comes next goes to a new engine session instead.
     Broken,
     /// No connection to the worker came about.
     Unreachable,

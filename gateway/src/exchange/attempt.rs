@@ -8,7 +8,7 @@ use crate::errors::{Kind, Refusal};
 use crate::filters::FilterVerdict;
 use crate::forward::AttemptFault;
 use crate::forward::forwarded::Origin;
-use crate::forward::open::{Opened, Outgoing, Watch, open};
+use crate::forward::open::{Opened, Outgoing, Watch, open, streams};
 use crate::forward::relay::{Ending, LateHeaders, RelayLimits, Relayed, ResponseFilter, relay};
 use crate::forward::request::{Framing, Onward, for_client, for_worker};
 use crate::placement::{self, Placed};
@@ -30,7 +30,13 @@ pub(super) enum Attempted {
     /// The client has its answer, or as much of it as there was.
     Answered(Connection),
     /// Nothing reached the client.
-    Again(AttemptFault),
+    Again {
+        /// What went wrong.
+        fault: AttemptFault,
+        /// The turn may be sent to another worker. One of a streaming session may not once a worker had it: it may be part of
+        /// the conversation already, and would be added to it a second time.
+        replayable: bool,
+    },
     /// The worker does not know the turn's engine session, or still has another turn in it.
     SessionGone,
 }
@@ -58,7 +64,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         };
         let Some(target) = worker.target() else {
             let fault = AttemptFault::Connect { reason: "the worker's address is not known".into(), timeout: false };
-            return Ok(Attempted::Again(fault));
+            return Ok(Attempted::Again { fault, replayable: true });
         };
         self.session.open(&worker).await;
         self.note(&worker);
@@ -108,11 +114,18 @@ impl<'a, 'b> Attempt<'a, 'b> {
             first_byte: Duration::from_secs(config.timeouts.first_byte_s).min(left),
             write: Duration::from_secs(config.timeouts.first_byte_s.min(60)),
         };
-        let opened = match open(&self.progress.gateway.fleet.upstream, client, outgoing, watch.as_ref()).await {
+        // A streaming session stays with the worker that knows its conversation.
+        let stays = stream_id.is_some();
+        let stuck = async { if stays { std::future::pending().await } else { worker.stuck().await } };
+        let opened = match open(&self.progress.gateway.fleet.upstream, client, outgoing, watch.as_ref(), stuck).await {
             Ok(opened) => opened,
             Err(fault) => return self.failed(&worker, fault),
         };
         self.placed.flight.first_byte();
+        // Any other answer is only one when it is whole.
+        if streams(&opened.head) {
+            worker.note_answer();
+        }
         self.answered(client, &worker, &target, opened, started, &plan).await
     }
 
@@ -158,19 +171,26 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let label = fault.label();
         self.progress.gateway.metrics.attempts.with_label_values(&[&*worker.id, label]).inc();
         tracing::debug!(worker = %worker.id, label, reason = %fault.reason(), "attempt failed");
+        let streaming = self.session.is_streaming();
+        let begins = self.session.begins_engine_session();
         let how = match &fault {
-            AttemptFault::Timeout(_) | AttemptFault::Broken { .. } if fault.retryable() => AttemptEnd::Broken,
-            AttemptFault::ClientGone | AttemptFault::Timeout(_) | AttemptFault::Broken { .. } => AttemptEnd::Cut,
+            AttemptFault::ClientGone | AttemptFault::Timeout(_) | AttemptFault::Stuck => AttemptEnd::Cut,
+            AttemptFault::Broken { .. } | AttemptFault::Protocol(_) => AttemptEnd::Broken,
             AttemptFault::Connect { .. } => AttemptEnd::Unreachable,
+            // The conversation is where it was. One that this turn began can begin elsewhere.
+            AttemptFault::Status { .. } | AttemptFault::Event { .. } if begins && fault.retryable() => {
+                AttemptEnd::Unreachable
+            }
             AttemptFault::Status { status: 400, body, .. } => AttemptEnd::Refused(Refused::of(body)),
             AttemptFault::Event { message, .. } => AttemptEnd::Refused(Refused::of(message.as_bytes())),
             AttemptFault::Status { .. } => AttemptEnd::Refused(Refused::Other),
         };
+        let replayable = !streaming || begins || matches!(fault, AttemptFault::Connect { .. });
         let again = self.session.end(how);
         match fault {
             AttemptFault::ClientGone => Err(left()),
             _ if again => Ok(Attempted::SessionGone),
-            fault => Ok(Attempted::Again(fault)),
+            fault => Ok(Attempted::Again { fault, replayable }),
         }
     }
 
@@ -188,7 +208,10 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let ttft_ms = exchange.arrived.elapsed().as_secs_f64() * 1e3;
         let worker_ttft_ms = started.elapsed().as_secs_f64() * 1e3;
         exchange.record.ttft_ms = Some(ttft_ms);
-        let exact = opened.observer.as_ref().is_none_or(|o| !o.may_change_length()) && exchange.filters.is_none();
+        // A stream gets no length: when it breaks off, the client has to see that its end is missing.
+        let exact = !streams(&opened.head)
+            && opened.observer.as_ref().is_none_or(|o| !o.may_change_length())
+            && exchange.filters.is_none();
         let framing = Framing::of(client.req_header().version);
         let internal = |e: Box<pingora_core::Error>| Refusal::new(Kind::Internal, crate::upstream::describe(&e));
         let mut head = for_client(&opened.head, &exchange.record.request_id, framing, exact).map_err(internal)?;
@@ -265,7 +288,12 @@ impl<'a, 'b> Attempt<'a, 'b> {
             Ending::Timeout(_) => ("timeout", "timeout"),
         };
         record.end = end;
-        gateway.metrics.attempts.with_label_values(&[&*worker.id, label]).inc();
+        if relayed.committed || relayed.ending == Ending::Finished {
+            worker.note_answer();
+        }
+        if relayed.committed || !matches!(relayed.ending, Ending::Cut(_) | Ending::Timeout(_)) {
+            gateway.metrics.attempts.with_label_values(&[&*worker.id, label]).inc();
+        }
         record.prompt_tokens = observation.usage.prompt_tokens;
         record.completion_tokens = observation.usage.completion_tokens;
         record.cached_tokens = observation.usage.cached_tokens;
@@ -305,22 +333,26 @@ impl<'a, 'b> Attempt<'a, 'b> {
             }
             Ending::Cut(reason) | Ending::Timeout(reason) => {
                 opened.session.shutdown().await;
-                self.session.end(AttemptEnd::Cut);
                 if relayed.committed {
+                    // An abort by id takes the turn out of the conversation.
+                    let timeout = matches!(relayed.ending, Ending::Timeout(_));
+                    self.session.end(if timeout { AttemptEnd::Cut } else { AttemptEnd::Broken });
                     tracing::warn!(worker = %worker.id, %reason, "answer broke off");
                     record.faults.push(reason.clone());
                     return Ok(Attempted::Answered(Connection::Cut));
                 }
-                if self.progress.exchange.filters.is_some() {
-                    // The filters have seen part of this answer; a second one would be a stranger to them.
-                    record.faults.push(reason.clone());
-                    return Err(Refusal::new(Kind::Upstream, "the worker's answer broke off"));
-                }
                 let reason = reason.clone();
-                Ok(Attempted::Again(match &relayed.ending {
+                let fault = match &relayed.ending {
                     Ending::Timeout(_) => AttemptFault::Timeout(reason),
                     _ => AttemptFault::Broken { reason, answered: true },
-                }))
+                };
+                if self.progress.exchange.filters.is_some() {
+                    // The filters have seen part of this answer; a second one would be a stranger to them.
+                    self.session.end(AttemptEnd::Cut);
+                    record.faults.push(fault.reason());
+                    return Err(Refusal::new(Kind::Upstream, "the worker's answer broke off"));
+                }
+                self.failed(worker, fault)
             }
         }
     }

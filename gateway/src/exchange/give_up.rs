@@ -24,11 +24,6 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 pub(super) fn refusal(gateway: &Gateway, exchange: &mut Exchange, fault: AttemptFault) -> Refusal {
     let reason = fault.reason();
     let (complaint, headers) = match fault {
-        AttemptFault::Status { status, .. } if !(400..600).contains(&status) => {
-            tracing::warn!(%reason, "the worker's answer was none");
-            let message = format!("the worker answered with status {status}, which is no answer to a request");
-            return Refusal::new(Kind::UpstreamProtocol, message);
-        }
         AttemptFault::Status { status, head, body } => {
             let words = with_secrets(gateway, exchange, |secrets| complaint::from_answer(status, &body, secrets));
             (words, Some(head.headers.clone()))
@@ -36,7 +31,7 @@ pub(super) fn refusal(gateway: &Gateway, exchange: &mut Exchange, fault: Attempt
         AttemptFault::Event { status, message, .. } => {
             (with_secrets(gateway, exchange, |secrets| complaint::from_event(status, &message, secrets)), None)
         }
-        AttemptFault::Timeout(_) | AttemptFault::Connect { timeout: true, .. } => {
+        AttemptFault::Timeout(_) | AttemptFault::Stuck | AttemptFault::Connect { timeout: true, .. } => {
             tracing::warn!(%reason, "no worker answered in time");
             return Refusal::new(Kind::UpstreamTimeout, "the worker did not answer in time");
         }
@@ -44,6 +39,11 @@ pub(super) fn refusal(gateway: &Gateway, exchange: &mut Exchange, fault: Attempt
             // The reason names the worker's address, which is not for clients.
             tracing::warn!(%reason, "no worker could be reached");
             return Refusal::new(Kind::Upstream, "no worker could be reached").with_retry_after(1);
+        }
+        AttemptFault::Protocol(_) => {
+            tracing::warn!(%reason, "no worker answered in HTTP that can be relayed");
+            let message = "the worker's answer was not one that can be relayed";
+            return Refusal::new(Kind::UpstreamProtocol, message).with_retry_after(1);
         }
         AttemptFault::ClientGone => return left(),
     };

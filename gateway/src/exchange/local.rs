@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use turnstile_fleet::route::{Protocol, Route};
-use turnstile_fleet::worker::WorkerState;
 
 const MODELS_LIMIT: usize = 1024 * 1024;
 const MODELS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -122,7 +121,7 @@ async fn models(gateway: &Arc<Gateway>) -> Vec<Value> {
     let mut cards: Vec<Value> = Vec::new();
     let known = |cards: &[Value], id: &str| cards.iter().any(|c| c["id"] == id);
     for pool in &generation.pools {
-        let worker = pool.workers.iter().find(|w| w.state() == WorkerState::Ready).and_then(|w| w.target());
+        let worker = pool.workers.iter().find(|w| w.answers_probes()).and_then(|w| w.target());
         let mut told = Models::default();
         if let Some(target) = worker {
             let reply =

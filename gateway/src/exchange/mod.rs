@@ -5,6 +5,7 @@ mod give_up;
 mod local;
 mod record;
 mod reply;
+mod retries;
 mod session_turn;
 mod turn;
 

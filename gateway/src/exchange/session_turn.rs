@@ -26,12 +26,14 @@ pub struct SessionTurn {
     hold: Hold,
     sent: Option<Sent>,
     timeout: Duration,
+    /// Its engine session was opened for this turn.
+    begins: bool,
 }
 
 impl SessionTurn {
     /// Holds a lease, if there is one.
     pub fn new(table: Arc<SessionTable>, side: Arc<SideRequests>, lease: Option<Lease>, timeout: Duration) -> Self {
-        Self { table, side, hold: Hold::new(lease), sent: None, timeout }
+        Self { table, side, hold: Hold::new(lease), sent: None, timeout, begins: false }
     }
 
     /// The lease.
@@ -47,8 +49,15 @@ impl SessionTurn {
     /// Opens the engine session that the lease asks for.
     pub async fn open(&mut self, worker: &Arc<Worker>) {
         if let Some(lease) = self.hold.lease_mut() {
+            let opens = lease.open_timeout_ms.is_some();
             self.table.open(lease, worker).await;
+            self.begins = opens && lease.mode == SessionMode::Stream;
         }
+    }
+
+    /// Whether the engine session begins with this turn, so that it may as well begin elsewhere.
+    pub fn begins_engine_session(&self) -> bool {
+        self.begins
     }
 
     /// The request is about to reach the worker.

@@ -2,6 +2,7 @@
 
 use super::attempt::{Attempt, Attempted};
 use super::reply::Reply;
+use super::retries::Retries;
 use super::{Connection, Exchange, give_up};
 use crate::admission::{Permit, Refused, Wish};
 use crate::clock::now_ms;
@@ -21,7 +22,6 @@ use std::time::{Duration, SystemTime};
 use turnstile_config::{Busy as BusyOption, Phase};
 use turnstile_fleet::decision::{Candidates, Decision, RouteInput, decide};
 use turnstile_fleet::hints::SessionAction as AskedAction;
-use turnstile_fleet::ids::WorkerId;
 use turnstile_fleet::route::{Protocol, Route};
 use turnstile_fleet::session::{Busy, SessionAction};
 use turnstile_fleet::turn::{Turn, understand};
@@ -183,26 +183,25 @@ impl TurnInProgress<'_> {
             Ok(wish) => wish,
             Err(response) => return answer(client, self.exchange, &response, self.turn.route.protocol()).await,
         };
-        let attempts = generation.config.retry.attempts;
-        let mut excluded: Vec<WorkerId> = Vec::new();
-        let mut last: Option<AttemptFault> = None;
+        let pool = self.pool()?;
+        let (fleet, retry) = (&self.gateway.fleet, &generation.config.retry);
+        let mut retries = Retries::new(fleet, retry, (pool.index, &pool.name), &self.exchange.record.request_id);
         let mut permit: Option<Permit> = None;
-        let mut attempt = 0;
         let total = Duration::from_secs(generation.config.timeouts.total_s);
-        while attempt < attempts {
-            self.exchange.record.attempts = attempt + 1;
+        loop {
+            self.exchange.record.attempts = retries.made() + 1;
             let left = total.saturating_sub(self.exchange.arrived.elapsed());
-            // Asked before the workers are looked at: a probe that ends in between has to count as news.
-            let unknown = last.is_none() && !self.gateway.fleet.unprobed(self.pool()?.index).is_empty();
-            let placing = self.place(client, &wish, attempt, &excluded, last.as_ref(), &mut permit);
+            let placing = self.place(client, &wish, &retries, &mut permit);
             let Ok(placed) = tokio::time::timeout(left, placing).await else {
                 let total_s = generation.config.timeouts.total_s;
                 return Err(Refusal::new(Kind::UpstreamTimeout, format!("timeouts.total_s = {total_s} is over")));
             };
             let placed = match placed? {
                 Ok(placed) => placed,
-                Err(NoPlace::NoWorker) if unknown && self.first_probe(client).await? => continue,
-                Err(NoPlace::NoWorker) => break,
+                Err(NoPlace::NoWorker) => {
+                    retries.no_worker();
+                    break;
+                }
                 Err(NoPlace::Answer(_, response)) => {
                     return answer(client, self.exchange, &response, self.turn.route.protocol()).await;
                 }
@@ -213,50 +212,29 @@ impl TurnInProgress<'_> {
             };
             // From here the worker's own count holds the place.
             permit = None;
-            let worker = placed.flight.worker().map(|w| w.index);
-            match Attempt::new(self, placed, attempt).run(client).await? {
+            retries.placed();
+            let worker = placed.flight.worker().cloned();
+            let replayable = match Attempt::new(self, placed, retries.made()).run(client).await? {
                 Attempted::Answered(connection) => return Ok(connection),
-                Attempted::Again(fault) => {
+                Attempted::Again { fault, replayable } => {
                     self.exchange.record.faults.push(fault.reason());
-                    if !fault.retryable() {
-                        last = Some(fault);
-                        break;
-                    }
-                    excluded.extend(worker);
-                    last = Some(fault);
+                    retries.failed(worker.as_ref(), fault);
+                    replayable
                 }
                 Attempted::SessionGone => {
                     // The engine does not know the session, which begins anew on whichever worker is best; or it has not let
                     // go of an earlier turn, for which this one waits.
                     self.exchange.record.faults.push("engine session gone or busy".into());
+                    true
                 }
-            }
-            attempt += 1;
-            if attempt < attempts {
-                let shift = attempt.saturating_sub(1).min(10);
-                tokio::time::sleep(Duration::from_millis(generation.config.retry.backoff_ms << shift)).await;
+            };
+            if !retries.again(client, replayable).await? {
+                break;
             }
         }
-        match last {
+        match retries.into_last() {
             Some(fault) => Err(give_up::refusal(self.gateway, self.exchange, fault)),
             None => Err(give_up::no_worker(self.exchange)),
-        }
-    }
-
-    /// Workers that a start or a reload has just brought are not known to be well before their first probe: waits for one of
-    /// those probes. False when it takes too long.
-    async fn first_probe(&self, client: &mut ServerSession) -> Result<bool, Refusal> {
-        let unprobed = self.gateway.fleet.unprobed(self.pool()?.index);
-        if unprobed.is_empty() {
-            return Ok(true);
-        }
-        let probes = unprobed.iter().map(|w| Box::pin(w.first_probe()));
-        // A worker without `/ready` is asked twice.
-        let limit = Duration::from_millis(2 * self.exchange.generation.config.routing.probe_timeout_ms);
-        tokio::select! {
-            _ = futures::future::select_all(probes) => Ok(true),
-            () = tokio::time::sleep(limit) => Ok(false),
-            () = client_gone(client) => Err(left()),
         }
     }
 
@@ -308,9 +286,7 @@ impl TurnInProgress<'_> {
         &mut self,
         client: &mut ServerSession,
         wish: &Wish,
-        attempt: u32,
-        excluded: &[WorkerId],
-        last: Option<&AttemptFault>,
+        retries: &Retries,
         permit: &mut Option<Permit>,
     ) -> Result<Result<Placed, NoPlace>, Refusal> {
         let generation = Arc::clone(&self.exchange.generation);
@@ -337,9 +313,9 @@ impl TurnInProgress<'_> {
                     turn: &self.turn,
                     prompt_tokens: self.facts.prompt_tokens,
                     action: self.action,
-                    excluded,
-                    attempt,
-                    last_error: last.map(AttemptFault::reason),
+                    excluded: retries.excluded(),
+                    attempt: retries.made(),
+                    last_error: retries.last().map(AttemptFault::reason),
                     ticket,
                 };
                 let Some(pool) = generation.pools.get(self.pool) else {

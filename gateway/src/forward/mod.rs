@@ -13,6 +13,7 @@ use crate::client_stream::ClientStream;
 use bytes::Bytes;
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::ResponseHeader;
+use turnstile_fleet::worker::WorkerFault;
 
 /// Why an attempt failed before anything reached the client.
 #[derive(Debug)]
@@ -33,7 +34,11 @@ pub enum AttemptFault {
         /// Some of an answer had arrived.
         answered: bool,
     },
-    /// A status outside 2xx.
+    /// What came is not HTTP, or has a status that is no answer to a request.
+    Protocol(String),
+    /// Nothing moves on the worker, so the turn was taken off it.
+    Stuck,
+    /// A status of 4xx or 5xx.
     Status {
         /// The status.
         status: u16,
@@ -60,6 +65,8 @@ impl AttemptFault {
             AttemptFault::Connect { .. } => "connect",
             AttemptFault::Timeout(_) => "timeout",
             AttemptFault::Broken { .. } => "broken",
+            AttemptFault::Protocol(_) => "protocol",
+            AttemptFault::Stuck => "stuck",
             AttemptFault::Status { status: 429 | 503, .. } | AttemptFault::Event { status: 429 | 503, .. } => {
                 "overloaded"
             }
@@ -74,7 +81,10 @@ impl AttemptFault {
     /// would be the same elsewhere; a timeout may still be running and is not repeated.
     pub fn retryable(&self) -> bool {
         match self {
-            AttemptFault::Connect { .. } | AttemptFault::Broken { .. } => true,
+            AttemptFault::Connect { .. }
+            | AttemptFault::Broken { .. }
+            | AttemptFault::Protocol(_)
+            | AttemptFault::Stuck => true,
             AttemptFault::Status { status, .. } | AttemptFault::Event { status, .. } => {
                 *status >= 500 || *status == 429
             }
@@ -82,28 +92,49 @@ impl AttemptFault {
         }
     }
 
-    /// True when the fault tells that the worker itself is in trouble; a full queue is backpressure, a 4xx the client's.
-    pub fn blames_worker(&self) -> bool {
+    /// Whose fault it is, as far as one attempt tells. A full queue is backpressure, a 4xx the client's; silence may be the
+    /// worker's queue, and a worker that is stuck is found out by its load.
+    pub fn blame(&self) -> Blame {
         match self {
-            AttemptFault::Connect { .. } | AttemptFault::Broken { .. } | AttemptFault::Timeout(_) => true,
-            AttemptFault::Status { status, .. } | AttemptFault::Event { status, .. } => {
-                *status >= 500 && *status != 503
+            AttemptFault::Connect { .. } => Blame::Worker(WorkerFault::Connect),
+            AttemptFault::Broken { .. } | AttemptFault::Protocol(_) => Blame::Worker(WorkerFault::Answer),
+            AttemptFault::Status { status, .. } | AttemptFault::Event { status, .. }
+                if *status >= 500 && *status != 503 =>
+            {
+                Blame::WorkerOrTurn
             }
-            AttemptFault::ClientGone => false,
+            _ => Blame::Nobody,
         }
+    }
+
+    /// True when the worker was lost with the turn: it may be dead, and nothing more is asked of it by trying another one.
+    pub fn lost_worker(&self) -> bool {
+        matches!(self, AttemptFault::Connect { .. } | AttemptFault::Broken { .. } | AttemptFault::Stuck)
     }
 
     /// A few words for logs and for the `last_error` fact.
     pub fn reason(&self) -> String {
         match self {
             AttemptFault::Connect { reason, .. } | AttemptFault::Broken { reason, .. } => reason.clone(),
-            AttemptFault::Timeout(reason) => reason.clone(),
+            AttemptFault::Timeout(reason) | AttemptFault::Protocol(reason) => reason.clone(),
+            AttemptFault::Stuck => "nothing moves on the worker".into(),
             AttemptFault::Status { status, .. } => format!("status {status}"),
             // The message may quote the prompt, which no log may hold.
             AttemptFault::Event { status, .. } => format!("error event {status}"),
             AttemptFault::ClientGone => "client gone".into(),
         }
     }
+}
+
+/// Whose fault a fault is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// Not the worker's.
+    Nobody,
+    /// The worker's.
+    Worker(WorkerFault),
+    /// The worker's, unless other workers answer this turn alike.
+    WorkerOrTurn,
 }
 
 /// Resolves when the client has closed its side, or its stream. Bytes of a pipelined next request do not count.

@@ -17,6 +17,8 @@ use turnstile_fleet::route::Route;
 
 /// The most of an error answer that is read.
 const ERROR_BODY_LIMIT: usize = 256 * 1024;
+/// The longest that an error answer is waited for: workers write them in one piece.
+const ERROR_BODY_WAIT: Duration = Duration::from_secs(5);
 
 /// What goes to the worker.
 pub struct Outgoing<'a> {
@@ -26,7 +28,7 @@ pub struct Outgoing<'a> {
     pub header: RequestHeader,
     /// The body.
     pub body: Bytes,
-    /// The longest wait for the first byte, and then for the first event.
+    /// The longest wait for the first byte, for a stream for the first event.
     pub first_byte: Duration,
     /// The longest time one write may block.
     pub write: Duration,
@@ -63,7 +65,8 @@ struct Begun {
 
 /// Sends the request and waits for the answer to begin.
 ///
-/// A pooled connection that turns out dead at once is replaced by a new one, once, which is no fault.
+/// A pooled connection that turns out dead at once is replaced by a new one, once, which is no fault. `stuck` resolves when it
+/// makes no sense to wait for this worker any longer.
 ///
 /// # Errors
 /// See [`AttemptFault`]; nothing has reached the client then.
@@ -72,7 +75,9 @@ pub async fn open(
     client: &mut ServerSession,
     outgoing: Outgoing<'_>,
     watch: Option<&Watch>,
+    stuck: impl Future<Output = ()>,
 ) -> Result<Opened, AttemptFault> {
+    tokio::pin!(stuck);
     let mut second;
     let mut target = outgoing.target;
     loop {
@@ -84,8 +89,10 @@ pub async fn open(
         let started = Instant::now();
         let begun = tokio::select! {
             biased;
-            begun = begin(&mut session, &outgoing, watch) => begun,
+            begun = tokio::time::timeout(outgoing.first_byte, begin(&mut session, &outgoing, watch)) => begun
+                .unwrap_or_else(|_| Err(AttemptFault::Timeout("no answer within timeouts.first_byte_s".into()))),
             () = client_gone(client) => Err(AttemptFault::ClientGone),
+            () = &mut stuck => Err(AttemptFault::Stuck),
         };
         match begun {
             Ok(begun) => {
@@ -111,7 +118,6 @@ async fn begin(
     watch: Option<&Watch>,
 ) -> Result<Begun, AttemptFault> {
     session.set_write_timeout(Some(outgoing.write));
-    session.set_read_timeout(Some(outgoing.first_byte));
     let silent = |e: Box<pingora_core::Error>| read_fault(&e, false);
     session.write_request_header(Box::new(outgoing.header.clone())).await.map_err(silent)?;
     if !outgoing.body.is_empty() {
@@ -128,8 +134,11 @@ async fn begin(
     };
     if !head.status.is_success() {
         // What is no answer to a request has no body to wait for: a protocol that was switched never ends.
-        let is_error = head.status.is_client_error() || head.status.is_server_error();
-        let body = if is_error { whole_body(session, ERROR_BODY_LIMIT).await? } else { Bytes::new() };
+        if !head.status.is_client_error() && !head.status.is_server_error() {
+            let status = head.status.as_u16();
+            return Err(AttemptFault::Protocol(format!("status {status}, which is no answer to a request")));
+        }
+        let body = whole_body(session, ERROR_BODY_LIMIT).await?;
         // What it means, which Responses says in the text only: a full queue is retried whatever the route calls it.
         let status = status_of(head.status.as_u16(), &body);
         return Err(AttemptFault::Status { status, head: Box::new(head), body });
@@ -144,8 +153,8 @@ async fn begin(
         match session.read_response_body().await.map_err(|e| read_fault(&e, true))? {
             Some(chunk) => observer.push(chunk, &mut pending),
             None => {
-                observer.finish(&mut pending);
-                return Ok(Begun { head, observer: Some(observer), pending, ended: true });
+                let reason = "the stream ended before its first event".into();
+                return Err(AttemptFault::Broken { reason, answered: true });
             }
         }
     }
@@ -163,17 +172,24 @@ pub fn streams(head: &ResponseHeader) -> bool {
         .is_some_and(|v| v.eq_ignore_ascii_case(b"text/event-stream"))
 }
 
-/// Reads the rest of an answer, at most `limit` bytes of it.
-pub(super) async fn whole_body(session: &mut HttpSession, limit: usize) -> Result<Bytes, AttemptFault> {
+/// Reads the rest of an error, at most `limit` bytes of it.
+async fn whole_body(session: &mut HttpSession, limit: usize) -> Result<Bytes, AttemptFault> {
     let mut body = BytesMut::new();
-    while let Some(chunk) = session.read_response_body().await.map_err(|e| read_fault(&e, true))? {
-        let room = limit.saturating_sub(body.len());
-        body.extend_from_slice(chunk.get(..room).unwrap_or(&chunk));
-        if room == 0 {
-            break;
+    let read = async {
+        while let Some(chunk) = session.read_response_body().await.map_err(|e| read_fault(&e, true))? {
+            let room = limit.saturating_sub(body.len());
+            body.extend_from_slice(chunk.get(..room).unwrap_or(&chunk));
+            if room == 0 {
+                break;
+            }
         }
+        Ok(())
+    };
+    match tokio::time::timeout(ERROR_BODY_WAIT, read).await {
+        Ok(Ok(())) => Ok(body.freeze()),
+        Ok(Err(fault)) => Err(fault),
+        Err(_) => Err(AttemptFault::Broken { reason: "an error answer that does not end".into(), answered: true }),
     }
-    Ok(body.freeze())
 }
 
 fn connect_fault(error: &pingora_core::Error) -> AttemptFault {
@@ -188,6 +204,7 @@ fn connect_fault(error: &pingora_core::Error) -> AttemptFault {
 fn read_fault(error: &pingora_core::Error, answered: bool) -> AttemptFault {
     match error.etype() {
         ErrorType::ReadTimedout | ErrorType::WriteTimedout => AttemptFault::Timeout(describe(error)),
+        ErrorType::InvalidHTTPHeader | ErrorType::Custom("InvalidChunk") => AttemptFault::Protocol(describe(error)),
         _ => AttemptFault::Broken { reason: describe(error), answered },
     }
 }

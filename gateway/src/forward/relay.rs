@@ -169,6 +169,16 @@ async fn relay_inner(
                 Err(ending) => broken = Some(ending),
             }
         }
+        if opened.ended && broken.is_none() {
+            broken = unfinished(opened, writer, &out).map(|reason| Ending::Cut(reason.into()));
+        }
+        // Nothing of a whole answer has reached the client yet: another worker may still give one.
+        if writer.holds
+            && writer.head.is_some()
+            && let Some(ending) = broken
+        {
+            return ending;
+        }
         // A held body comes out at its end, or as soon as it is too large to be held.
         let releases = opened.ended || !writer.holds || !out.is_empty();
         if releases && !(broken.is_some() && out.is_empty()) {
@@ -192,6 +202,25 @@ async fn relay_inner(
             return Ending::Finished;
         }
     }
+}
+
+/// What is wrong with an answer that came to its end in good order: a stream without its end mark, JSON that is none. Nobody
+/// who reads it could tell that something is missing.
+fn unfinished(opened: &Opened, writer: &Writer, out: &[Bytes]) -> Option<&'static str> {
+    opened.observer.as_ref().filter(|o| !o.observation().done && o.observation().error.is_none())?;
+    if streams(&opened.head) {
+        return Some("the stream ended without its end mark");
+    }
+    // What is known to be whole is done; what is of an unknown shape is looked at once more. Only a body in hand can still be
+    // replaced.
+    let whole = writer.head.is_some() && is_json(&opened.head);
+    let is_none = || serde_json::from_slice::<serde::de::IgnoredAny>(&out.concat()).is_err();
+    (whole && is_none()).then_some("the answer is no JSON")
+}
+
+fn is_json(head: &ResponseHeader) -> bool {
+    let kind = head.headers.get(header::CONTENT_TYPE).map(|v| v.as_bytes()).unwrap_or_default();
+    kind.get(..16).is_some_and(|v| v.eq_ignore_ascii_case(b"application/json"))
 }
 
 /// Takes what is ready, after waiting for the first chunk if `wait`. True at the end of the answer.

@@ -1,5 +1,6 @@
 //! The workers: one object per worker for the life of the process, whatever generation names it.
 
+mod ejection;
 mod probe;
 pub mod reports;
 
@@ -15,6 +16,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
 use turnstile_config::WorkerUrl;
 use turnstile_fleet::ids::WorkerId;
@@ -59,6 +62,12 @@ pub struct Worker {
     probed: AtomicBool,
     /// Who waits for that.
     first_probe: CancellationToken,
+    /// Told when nothing moves on it and its turns have somewhere else to go.
+    stuck: Notify,
+    /// Told when it is ejected, for its probe to look after it.
+    ejected: Notify,
+    /// Answers that began or ended: movement that its load reports may not show.
+    heard: AtomicU64,
     side_places: SidePlaces,
     stop: CancellationToken,
 }
@@ -82,6 +91,9 @@ impl Worker {
             expected_prefill: AtomicU64::new(0),
             probed: AtomicBool::new(false),
             first_probe: CancellationToken::new(),
+            stuck: Notify::new(),
+            ejected: Notify::new(),
+            heard: AtomicU64::new(0),
             side_places: SidePlaces::default(),
             stop: CancellationToken::new(),
         };
@@ -131,7 +143,12 @@ impl Worker {
 
     /// Its state.
     pub fn state(&self) -> WorkerState {
-        self.model.lock().state
+        self.model.lock().state()
+    }
+
+    /// Whether its probes are well, ejected or not.
+    pub fn answers_probes(&self) -> bool {
+        self.model.lock().state == WorkerState::Ready
     }
 
     /// What `/server_info` told last.
@@ -211,6 +228,17 @@ impl Worker {
         }
     }
 
+    /// Resolves when nothing moves on it from now on, and its turns have somewhere else to go.
+    pub fn stuck(&self) -> Notified<'_> {
+        self.stuck.notified()
+    }
+
+    /// An answer began: the worker does what it should.
+    pub fn note_answer(&self) {
+        self.heard.fetch_add(1, Ordering::Relaxed);
+        self.model.lock().ejections.success();
+    }
+
     /// Places for side requests on this worker.
     pub fn side_places(&self) -> &SidePlaces {
         &self.side_places
@@ -286,9 +314,11 @@ pub struct Workers {
 
 #[derive(Default)]
 struct Inner {
-    /// By index; removed ones stay, so that an index is never used twice.
-    all: Vec<Arc<Worker>>,
+    /// By index. Removed ones stay until nothing of them is left.
+    all: BTreeMap<WorkerId, Arc<Worker>>,
     by_id: HashMap<String, WorkerId>,
+    /// An index is never used twice.
+    next: u32,
 }
 
 /// What [`Workers::adopt`] changed.
@@ -313,7 +343,7 @@ impl Workers {
             let known = inner
                 .by_id
                 .get(one.id)
-                .and_then(|index| inner.all.get(index.0 as usize))
+                .and_then(|index| inner.all.get(index))
                 .filter(|w| w.url == *one.url && !w.is_removed())
                 .cloned();
             let worker = match known {
@@ -322,9 +352,10 @@ impl Workers {
                     worker
                 }
                 None => {
-                    let index = WorkerId(u32::try_from(inner.all.len()).unwrap_or(u32::MAX));
+                    let index = WorkerId(inner.next);
+                    inner.next = inner.next.saturating_add(1);
                     let worker = Arc::new(Worker::new(index, one.id, one.url.clone(), one.settings));
-                    inner.all.push(Arc::clone(&worker));
+                    inner.all.insert(index, Arc::clone(&worker));
                     adopted.added.push(Arc::clone(&worker));
                     worker
                 }
@@ -332,7 +363,7 @@ impl Workers {
             kept.insert(one.id.to_owned(), worker.index);
             adopted.named.push(worker);
         }
-        for worker in &inner.all {
+        for worker in inner.all.values() {
             if !worker.is_removed() && kept.get(&*worker.id) != Some(&worker.index) {
                 worker.remove();
                 adopted.removed.push(Arc::clone(worker));
@@ -344,17 +375,27 @@ impl Workers {
 
     /// The worker with this index.
     pub fn get(&self, index: WorkerId) -> Option<Arc<Worker>> {
-        self.inner.read().all.get(index.0 as usize).cloned()
+        self.inner.read().all.get(&index).cloned()
     }
 
     /// The worker with this id.
     pub fn by_id(&self, id: &str) -> Option<Arc<Worker>> {
         let inner = self.inner.read();
-        inner.by_id.get(id).and_then(|index| inner.all.get(index.0 as usize)).cloned()
+        inner.by_id.get(id).and_then(|index| inner.all.get(index)).cloned()
     }
 
     /// Every worker that the configuration names.
     pub fn current(&self) -> Vec<Arc<Worker>> {
-        self.inner.read().all.iter().filter(|w| !w.is_removed()).cloned().collect()
+        self.inner.read().all.values().filter(|w| !w.is_removed()).cloned().collect()
+    }
+
+    /// Workers that are no longer named and of which something is left.
+    pub fn leaving(&self) -> Vec<Arc<Worker>> {
+        self.inner.read().all.values().filter(|w| w.is_removed()).cloned().collect()
+    }
+
+    /// Nothing of a removed worker is left.
+    pub fn forget(&self, index: WorkerId) {
+        self.inner.write().all.remove(&index);
     }
 }

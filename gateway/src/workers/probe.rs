@@ -9,8 +9,8 @@ use crate::upstream::{ExchangeError, Reply, Upstream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::time::{Instant, MissedTickBehavior};
-use turnstile_fleet::worker::{Load, WorkerState};
+use tokio::time::Instant;
+use turnstile_fleet::worker::{EjectionOptions, Load, WorkerState};
 
 /// The most of a report that is read. `/server_info` is the largest, some 30 KB.
 const REPORT_LIMIT: usize = 4 * 1024 * 1024;
@@ -32,6 +32,8 @@ pub struct ProbeOptions {
     pub unhealthy_after: u32,
     /// `routing.healthy_after`.
     pub healthy_after: u32,
+    /// `ejection`.
+    pub ejection: EjectionOptions,
 }
 
 /// Told when a worker comes, goes, or turns out to be another process than before.
@@ -42,6 +44,8 @@ pub trait WorkerEvents: Send + Sync {
     fn unhealthy(&self, worker: &Arc<Worker>, reason: &str);
     /// Another process answers at its address: its cache and sessions are gone.
     fn restarted(&self, worker: &Arc<Worker>);
+    /// Nothing moves on it although it has work.
+    fn wedged(&self, worker: &Arc<Worker>);
     /// It may have room now.
     fn room(&self, worker: &Arc<Worker>);
     /// The present timing; read before every round, so that a reload takes effect.
@@ -96,14 +100,16 @@ impl Prober {
                 self.worker.note_probed();
                 next_probe = now + options.probe_every;
             }
-            if self.worker.state() != WorkerState::Starting && self.bad == 0 {
+            if self.said() != WorkerState::Starting && self.bad == 0 {
                 self.read_load(&options).await;
             }
-            let mut pause =
-                tokio::time::interval(options.load_every.min(options.probe_every).max(Duration::from_millis(10)));
-            pause.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            pause.tick().await;
-            pause.tick().await;
+            self.worker.tick(&options, &*self.events);
+            let pause = options.load_every.min(options.probe_every);
+            let pause = self.worker.ejected_for().map_or(pause, |left| left.min(pause));
+            tokio::select! {
+                () = tokio::time::sleep(pause.max(Duration::from_millis(10))) => {}
+                () = self.worker.ejection() => {}
+            }
         }
     }
 
@@ -115,7 +121,8 @@ impl Prober {
                 if self.facts_at.is_none_or(|at| at.elapsed() >= FACTS_EVERY) {
                     self.read_facts(options).await;
                 }
-                let state = self.worker.state();
+                self.worker.probed_well(&*self.events);
+                let state = self.said();
                 let waits = matches!(state, WorkerState::Starting | WorkerState::Unhealthy);
                 if waits && (self.good >= options.healthy_after || state == WorkerState::Starting) {
                     self.read_load(options).await;
@@ -132,7 +139,9 @@ impl Prober {
                 self.bad = self.bad.saturating_add(1);
                 self.facts_at = None;
                 self.resolved_at = None;
-                if self.bad >= options.unhealthy_after && self.worker.state() == WorkerState::Ready {
+                // One that has never been ready is starting, and turns wait for it, until it has had its chances.
+                let lives = matches!(self.said(), WorkerState::Ready | WorkerState::Starting);
+                if self.bad >= options.unhealthy_after && lives {
                     self.set_state(WorkerState::Unhealthy);
                     tracing::warn!(worker = %self.worker.id, %reason, "worker unhealthy");
                     self.events.unhealthy(&self.worker, &reason);
@@ -143,8 +152,14 @@ impl Prober {
         }
     }
 
+    /// What this probe said last, ejections aside.
+    fn said(&self) -> WorkerState {
+        self.worker.with_model(|m| m.state)
+    }
+
     fn set_state(&self, state: WorkerState) {
         self.worker.with_model(|m| {
+            m.ejections.forget();
             m.state = if self.worker.draining.load(Ordering::Acquire) { WorkerState::Draining } else { state };
         });
     }
@@ -237,6 +252,7 @@ impl Prober {
                     self.events.restarted(&self.worker);
                 }
                 self.prefill_total = total;
+                self.worker.look_for_motion(&load, options, &*self.events);
                 self.worker.with_model(|m| m.report(load));
                 self.events.room(&self.worker);
             }

@@ -14,6 +14,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod client;
+mod faulty;
 mod flood;
 mod guest;
 mod logs;
@@ -27,6 +28,7 @@ mod wait;
 mod worker;
 
 pub use client::{Answer, Connection, Head, Request, send};
+pub use faulty::{Break, FAULT, Faulty};
 pub use flood::Flood;
 pub use guest::Guest;
 pub use logs::{Logs, logs};

@@ -6,7 +6,16 @@ use turnstile_tests::harness::{CHAT, Request, Rig, Scripted, Setup, WorkerExt, c
 
 /// Two workers whose health is known once and not looked at again, so that only the turn itself finds the fault.
 fn setup() -> Setup {
-    let setup = Setup::new().workers(2).set("routing.unhealthy_after", "1000");
+    known(Setup::new().workers(2))
+}
+
+/// The same at a twentieth of real time.
+fn slow() -> Setup {
+    known(Setup::new().sim(|c| c.speed = 0.05).workers(2))
+}
+
+fn known(setup: Setup) -> Setup {
+    let setup = setup.set("routing.unhealthy_after", "1000");
     setup.set("routing.probe_interval_ms", "3600000").set("routing.load_interval_ms", "3600000")
 }
 
@@ -102,7 +111,8 @@ async fn what_is_wrong_with_the_request_is_not_tried_elsewhere() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_tried_again_once_a_byte_has_reached_the_client() {
-    let rig = setup().start().await;
+    // Slow, so that the first event has gone out before the cut.
+    let rig = slow().start().await;
     let (bound, other) = bind(&rig).await;
     bound.faults().add(Fault::once(FaultKind::Cut(Place::Body(600))));
     let answer = rig.send(&turn(true).header("x-request-id", "cut")).await;

@@ -1,0 +1,142 @@
+//! A worker dies under load: `kill -9` of a real process.
+
+use serde_json::json;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use turnstile_tests::harness::{CHAT, Connection, Request, Setup, chat, until};
+
+const CLIENTS: usize = 48;
+
+/// A simulated worker in a process of its own.
+struct Process {
+    child: Child,
+    url: String,
+}
+
+impl Process {
+    async fn start() -> Self {
+        let arguments = ["sim", "--workers", "1", "--port", "0", "--speed", "4", "--max-running", "64"];
+        let mut child = Command::new(env!("CARGO_BIN_EXE_turnstile-process"))
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut url = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).await.unwrap();
+        Self { child, url: url.trim().to_owned() }
+    }
+
+    fn id(&self) -> &str {
+        self.url.strip_prefix("http://").unwrap()
+    }
+}
+
+/// How the turns of all clients ended.
+#[derive(Default)]
+struct Tally {
+    whole: AtomicUsize,
+    /// Broke off after their first byte.
+    cut: AtomicUsize,
+    /// Got no answer, or an error, without a first byte: none may.
+    failed: parking_lot::Mutex<Vec<String>>,
+}
+
+impl Tally {
+    fn turns(&self) -> usize {
+        self.whole.load(Ordering::Relaxed) + self.cut.load(Ordering::Relaxed)
+    }
+}
+
+/// One session: turns one after another, streamed and whole in turn.
+async fn client(addr: std::net::SocketAddr, session: usize, stop: Arc<AtomicBool>, tally: Arc<Tally>) {
+    let mut history = format!("Session {session} begins. ");
+    for turn in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        history.push_str(&format!("Turn {turn}. "));
+        let mut body = chat(&format!("{history}[[sim:tokens=60]]"));
+        let streamed = (session + turn).is_multiple_of(2);
+        body["stream"] = json!(streamed);
+        let request = Request::json(CHAT, &body).header("x-session-id", &format!("s{session}"));
+        let mut connection = Connection::open(addr).await;
+        connection.send(&request).await;
+        let Some(head) = connection.try_head().await else {
+            tally.failed.lock().push(format!("session {session} turn {turn}: no answer"));
+            continue;
+        };
+        let (body, complete) = connection.rest().await;
+        match (head.status, complete, body.is_empty()) {
+            (200, true, _) => tally.whole.fetch_add(1, Ordering::Relaxed),
+            (200, false, false) if streamed => tally.cut.fetch_add(1, Ordering::Relaxed),
+            (status, ..) => {
+                let text = String::from_utf8_lossy(&body).into_owned();
+                tally.failed.lock().push(format!("session {session} turn {turn}: {status} {text}"));
+                continue;
+            }
+        };
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_worker_costs_no_turn_without_a_first_byte_and_its_sessions_go_on_elsewhere() {
+    let mut processes = Vec::new();
+    for _ in 0..3 {
+        processes.push(Process::start().await);
+    }
+    let setup = processes.iter().fold(Setup::new(), |setup, process| setup.external(process.url.clone()));
+    let rig = setup.set("threads", "2").start().await;
+    let (stop, tally) = (Arc::new(AtomicBool::new(false)), Arc::new(Tally::default()));
+    let mut clients = tokio::task::JoinSet::new();
+    for session in 0..CLIENTS {
+        clients.spawn(client(rig.addr(), session, Arc::clone(&stop), Arc::clone(&tally)));
+    }
+    until("two turns of each session", async || tally.turns() >= 2 * CLIENTS).await;
+
+    let worker_of = |id: &str| rig.gateway().fleet.workers.by_id(id).unwrap();
+    let victim = processes
+        .iter()
+        .position(|process| {
+            let sessions = rig.gateway().fleet.sessions.list(usize::MAX);
+            sessions.iter().any(|session| session.worker == Some(worker_of(process.id()).index))
+        })
+        .expect("sessions are bound");
+    let id = processes[victim].id().to_owned();
+    let index = worker_of(&id).index;
+    let bound = || rig.gateway().fleet.sessions.list(usize::MAX).iter().filter(|s| s.worker == Some(index)).count();
+    until("it is busy", async || worker_of(&id).view(0).in_flight >= 4).await;
+    let (had, hit, before) = (bound(), worker_of(&id).view(0).in_flight, tally.turns());
+    processes[victim].child.kill().await.unwrap();
+
+    until("no session is bound there", async || bound() == 0).await;
+    until("two more turns of each session", async || tally.turns() >= before + 2 * CLIENTS).await;
+    stop.store(true, Ordering::Relaxed);
+    while let Some(ended) = clients.join_next().await {
+        ended.unwrap();
+    }
+    until("all counts back at zero", async || rig.in_flight() == 0).await;
+    let metrics = rig.metrics().await;
+    assert_eq!(metrics.sum("turnstile_requests_in_progress", &[]), 0.0);
+    assert_eq!(metrics.sum("turnstile_queue_depth", &[]), 0.0);
+    assert_eq!(rig.admin("/sessions").await.json()["counts"]["in_flight"], 0);
+    let retried = metrics.sum("turnstile_retries_total", &[("result", "retried")]);
+    println!(
+        "kill -9 of one of 3 workers, {CLIENTS} sessions: {} turns whole, {} cut after their first byte, {} without a first byte \
+         failed; {had} sessions were bound there and {hit} turns in flight, {retried} attempts were made again",
+        tally.whole.load(Ordering::Relaxed),
+        tally.cut.load(Ordering::Relaxed),
+        tally.failed.lock().len(),
+    );
+    assert_eq!(*tally.failed.lock(), Vec::<String>::new());
+    assert!(tally.cut.load(Ordering::Relaxed) <= CLIENTS, "a client's turns break off once at most");
+    assert!(retried > 0.0, "the kill met turns in flight");
+    for (at, process) in processes.iter().enumerate() {
+        let state = worker_of(process.id()).view(0).shown_state();
+        assert_eq!(state == "ready", at != victim, "{}: {state}", process.id());
+    }
+}
