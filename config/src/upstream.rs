@@ -59,6 +59,10 @@ pub struct Limits {
     /// responses pass unchanged and teach less.
     #[schemars(extend("maximum" = 4_294_967_296_u64))]
     pub response_observe_bytes: ByteSize,
+    /// Bytes of request bodies held at a time, those being read and those of turns that wait or run; a body that finds no
+    /// room is answered like one that finds the queue full (`admission.overload_status`).
+    #[schemars(extend("minimum" = 1_024, "maximum" = 1_099_511_627_776_u64))]
+    pub bodies_bytes: ByteSize,
     /// Decode request bodies of the content encodings gzip, deflate, br and zstd, which workers refuse. When false, every
     /// encoded body is answered 415.
     pub body_decoding: bool,
@@ -162,6 +166,7 @@ impl Default for Limits {
         Self {
             body_bytes: ByteSize::mib(64),
             response_observe_bytes: ByteSize::mib(16),
+            bodies_bytes: ByteSize::mib(4096),
             body_decoding: true,
             header_bytes: ByteSize::kib(64),
             header_count: 100,

@@ -8,6 +8,7 @@ use crate::gateway::Gateway;
 use crate::metrics::{WORKER_FIELDS, WORKER_STATES};
 use crate::probation;
 use crate::reload::{Source, reload};
+use crate::request_body::{BodyLimits, Held, read};
 use crate::ticks::Ticks;
 use async_trait::async_trait;
 use http::{Method, Response, StatusCode, header};
@@ -377,13 +378,15 @@ impl Admin {
     }
 
     async fn explain(&self, session: &mut ServerSession) -> Answer {
-        let limits = crate::request_body::BodyLimits {
+        let limits = BodyLimits {
             bytes: EXPLAIN_LIMIT,
             decoding: true,
             pause: Duration::from_secs(30),
             total: Duration::from_secs(600),
+            ..self.gateway.generation.load().body
         };
-        let body = match crate::request_body::read(session, limits).await {
+        let mut held = Held::new(&self.gateway.bodies);
+        let body = match read(session, limits, &mut held).await {
             Ok(body) => body,
             Err(refusal) => return Answer::error(StatusCode::BAD_REQUEST, &refusal.message),
         };

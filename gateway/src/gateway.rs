@@ -7,6 +7,7 @@ use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::prefills::Prefills;
 use crate::probation::Probation;
+use crate::request_body::HeldBodies;
 use crate::stopping::Stopping;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -29,6 +30,8 @@ pub struct Gateway {
     pub log: AccessLog,
     /// Speculative prefills that run.
     pub prefills: Arc<Prefills>,
+    /// Request bodies held.
+    pub bodies: Arc<HeldBodies>,
     /// Policies' shared store.
     pub store: Arc<dyn PolicyStore>,
     /// The end, from the first signal to stop.
@@ -60,6 +63,7 @@ impl Gateway {
             log,
             prefills: Arc::new(Prefills::new(Arc::clone(&metrics))),
             metrics,
+            bodies: Arc::default(),
             store,
             stopping: Stopping::default(),
             reloading: tokio::sync::Mutex::new(()),

@@ -339,6 +339,8 @@ impl Prepared {
             max_ttl_ms: config.sessions.max_timeout_s.saturating_mul(1000),
             body: BodyLimits {
                 bytes: config.limits.body_bytes.as_usize(),
+                all_bytes: config.limits.bodies_bytes.as_usize(),
+                overload_status: config.admission.overload_status.code(),
                 decoding: config.limits.body_decoding,
                 pause: Duration::from_secs(config.timeouts.client_body_s),
                 total: Duration::from_secs(config.timeouts.client_body_total_s),

@@ -7,6 +7,8 @@ use crate::headers::expects_continue;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Version, header};
 use pingora_core::protocols::http::ServerSession;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
@@ -15,6 +17,10 @@ use tokio::time::{Instant, timeout_at};
 pub struct BodyLimits {
     /// `limits.body_bytes`.
     pub bytes: usize,
+    /// `limits.bodies_bytes`.
+    pub all_bytes: usize,
+    /// The status of a refusal for want of room: `admission.overload_status`.
+    pub overload_status: u16,
     /// `limits.body_decoding`.
     pub decoding: bool,
     /// `timeouts.client_body_s`: the longest pause between two pieces.
@@ -23,13 +29,51 @@ pub struct BodyLimits {
     pub total: Duration,
 }
 
+/// Bytes of bodies that the gateway holds, all requests together.
+#[derive(Debug, Default)]
+pub struct HeldBodies(AtomicUsize);
+
+/// What one request holds of them, as long as this lives.
+#[derive(Debug)]
+pub struct Held {
+    all: Arc<HeldBodies>,
+    bytes: usize,
+}
+
+// === impl Held ===
+
+impl Held {
+    /// Nothing yet.
+    pub fn new(all: &Arc<HeldBodies>) -> Self {
+        Self { all: Arc::clone(all), bytes: 0 }
+    }
+
+    /// Takes room for more, unless there is none.
+    fn grow(&mut self, bytes: usize, limits: BodyLimits) -> Result<(), Refusal> {
+        self.bytes += bytes;
+        let all = self.all.0.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if all <= limits.all_bytes {
+            return Ok(());
+        }
+        let most = limits.all_bytes;
+        let message = format!("the request bodies held leave no room within limits.bodies_bytes = {most} bytes");
+        Err(Refusal::new(Kind::QueueFull, message).with_status(limits.overload_status).with_retry_after(1))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.all.0.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// Reads the whole body. Answers `Expect: 100-continue` first, since nothing else would. A body with a content encoding is
 /// decoded, and the head then describes what came out.
 ///
 /// # Errors
 /// 413 over the limit (without reading on), 415 for an encoding that is not decoded, 408 when the client takes too long, 499
-/// when it left, 400 for a broken body.
-pub async fn read(session: &mut ServerSession, limits: BodyLimits) -> Result<Bytes, Refusal> {
+/// when it left, 400 for a broken body, 503 or 429 when all bodies together are too many bytes.
+pub async fn read(session: &mut ServerSession, limits: BodyLimits, held: &mut Held) -> Result<Bytes, Refusal> {
     let head = session.req_header();
     let coding = Coding::of(&head.headers, limits.decoding)?;
     let declared = head.headers.get(header::CONTENT_LENGTH);
@@ -41,7 +85,7 @@ pub async fn read(session: &mut ServerSession, limits: BodyLimits) -> Result<Byt
     if waits && !session.is_body_done() {
         session.write_continue_response().await.map_err(|e| gone(&e))?;
     }
-    let body = read_raw(session, limits, declared).await?;
+    let body = read_raw(session, limits, declared, held).await?;
     let Some(coding) = coding else { return Ok(body) };
     let body = decode(coding, body, limits.bytes).await.map_err(|why| match why {
         Undecoded::TooLarge => too_large(limits),
@@ -53,6 +97,7 @@ pub async fn read(session: &mut ServerSession, limits: BodyLimits) -> Result<Byt
             )
         }
     })?;
+    held.grow(body.len(), limits)?;
     let head = session.req_header_mut();
     head.remove_header(&header::CONTENT_ENCODING);
     if head.headers.contains_key(header::CONTENT_LENGTH) {
@@ -67,7 +112,12 @@ fn too_large(limits: BodyLimits) -> Refusal {
     Refusal::new(Kind::TooLarge, format!("the request body is larger than limits.body_bytes = {most} bytes"))
 }
 
-async fn read_raw(session: &mut ServerSession, limits: BodyLimits, declared: Option<usize>) -> Result<Bytes, Refusal> {
+async fn read_raw(
+    session: &mut ServerSession,
+    limits: BodyLimits,
+    declared: Option<usize>,
+    held: &mut Held,
+) -> Result<Bytes, Refusal> {
     let mut first: Option<Bytes> = None;
     let mut joined = BytesMut::new();
     let end = Instant::now() + limits.total;
@@ -93,6 +143,7 @@ async fn read_raw(session: &mut ServerSession, limits: BodyLimits, declared: Opt
         if so_far.saturating_add(piece.len()) > limits.bytes {
             return Err(too_large(limits));
         }
+        held.grow(piece.len(), limits)?;
         // One piece is kept as it came; only a body in several pieces is joined.
         match (first.take(), joined.is_empty()) {
             (None, true) => first = Some(piece),

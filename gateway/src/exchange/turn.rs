@@ -13,7 +13,7 @@ use crate::gateway::Gateway;
 use crate::generation::PoolRuntime;
 use crate::placement::{self, NoPlace, Placed, Request};
 use crate::policy::{EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
-use crate::request_body;
+use crate::request_body::{self, Held};
 use crate::sessions::Waiter;
 use bytes::Bytes;
 use pingora_core::protocols::http::ServerSession;
@@ -49,7 +49,9 @@ pub(super) async fn serve(
     exchange: &mut Exchange,
 ) -> Result<Connection, Refusal> {
     let generation = Arc::clone(&exchange.generation);
-    let mut body = request_body::read(client, generation.body).await?;
+    // The body is there, in one form or another, until the turn is over.
+    let mut held = Held::new(&gateway.bodies);
+    let mut body = request_body::read(client, generation.body, &mut held).await?;
     let mut head = request_head(client, &exchange.record.request_id);
     let mut route = route;
     if generation.has_filters {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use std::io::Write as _;
-use turnstile_tests::harness::{Answer, CHAT, Connection, Request, Setup, WorkerExt, chat};
+use turnstile_tests::harness::{Answer, CHAT, Connection, Request, Setup, WorkerExt, chat, until};
 
 const CODINGS: [&str; 5] = ["gzip", "x-gzip", "deflate", "br", "zstd"];
 
@@ -211,6 +211,37 @@ async fn slow_writers_of_bodies_hold_nothing_but_what_they_sent() {
     drop(writers);
     rig.until_metric("turnstile_requests_total", &[("status", "499")], 500.0).await;
     assert_eq!(rig.metric("turnstile_requests_in_progress", &[]).await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_are_too_many_bytes_together_are_refused_until_there_is_room() {
+    let rig = Setup::new().set("limits.bodies_bytes", "\"1MiB\"").start().await;
+    let half = vec![b' '; 600 << 10];
+    let length = half.len() + 2;
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
+    let mut first = rig.connect().await;
+    first.write(&[head.as_bytes(), &half].concat()).await;
+    let large = async || rig.send(&Request::post(CHAT, half.clone())).await;
+    until("the first body takes its room", async || large().await.status == 503).await;
+    let answer = large().await;
+    assert_refused(&answer, 503, "queue_full", "limits.bodies_bytes");
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    assert_eq!(rig.post(CHAT, &chat("small")).await.status, 200, "a small one finds room");
+    first.write(b"{}").await;
+    assert_eq!(first.answer().await.status, 400, "the first was read");
+    // Its room is free again, and so is that of clients that leave, and of turns that have ended.
+    for left in 1..=3 {
+        let mut leaving = rig.connect().await;
+        leaving.write(&[head.as_bytes(), &half].concat()).await;
+        drop(leaving);
+        rig.until_metric("turnstile_requests_total", &[("status", "499")], f64::from(left)).await;
+    }
+    let body = [chat("Hello").to_string().as_bytes(), &half].concat();
+    for _ in 0..3 {
+        // The answer may be here a moment before the turn is over.
+        until("a large turn is served", async || rig.send(&Request::post(CHAT, body.clone())).await.status == 200)
+            .await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
