@@ -61,6 +61,9 @@ Once some of an answer has reached the client, no other worker is tried. What th
 On HTTP/2 the stream is reset where on HTTP/1.1 the connection ends. The part of an event that came before the cut is not sent.
 `timeouts.total_s` ends an answer in the same way, without the last event if the client was not reading.
 
+A page of another origin may read errors as it may read the answers of workers: a request with `Origin` is answered with
+`access-control-allow-origin`.
+
 ## When to come back
 
 `Retry-After` is in whole seconds. `queue_full`, `queue_timeout` and `worker_overloaded` say when the queue, as it stands, will

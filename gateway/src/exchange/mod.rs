@@ -146,7 +146,7 @@ async fn refuse(
     }
     // A body that was not read to its end makes the connection useless.
     let close = refusal.closes || !client.is_body_done();
-    let sent = match Reply::refusal(&refusal, protocol) {
+    let sent = match Reply::refusal(&refusal, protocol).and_then(|reply| reply.readable_by(client)) {
         Ok(reply) => reply.send(client, exchange, protocol, close).await,
         Err(error) => Err(error),
     };

@@ -34,6 +34,16 @@ impl Reply {
         Ok(Self { head, body: refusal.body(protocol) })
     }
 
+    /// Lets a page of another origin read it, as it may read the answers of workers.
+    pub fn readable_by(mut self, client: &ServerSession) -> pingora_core::Result<Self> {
+        if let Some(origin) = client.get_header(header::ORIGIN).cloned() {
+            self.head.insert_header(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin)?;
+            self.head.insert_header(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, "true")?;
+            self.head.insert_header(header::VARY, "Origin")?;
+        }
+        Ok(self)
+    }
+
     /// What a plugin answers.
     pub fn plugin(response: &LocalResponse) -> pingora_core::Result<Self> {
         let mut head = ResponseHeader::build(response.status, Some(response.headers.len() + 2))?;
@@ -60,7 +70,7 @@ impl Reply {
                 match filters.response_headers(&mut self.head).await {
                     FilterVerdict::Go => self.body = filters.response_body().chunk(self.body, true),
                     FilterVerdict::Answer(response) => self = Self::plugin(&response)?,
-                    FilterVerdict::Failed(refusal) => self = Self::refusal(&refusal, protocol)?,
+                    FilterVerdict::Failed(refusal) => self = Self::refusal(&refusal, protocol)?.readable_by(client)?,
                 }
             }
             filters.answered(&self.head);

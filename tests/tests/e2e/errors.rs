@@ -456,3 +456,16 @@ async fn a_failed_filter_is_told_in_every_protocol() {
         );
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_another_origin_can_read_errors_as_it_reads_answers() {
+    let rig = Setup::new().set("retry.attempts", "1").start().await;
+    rig.worker().faults().add(Fault::always(FaultKind::Status(400, None)));
+    for body in ["{", "{\"model\":\"sim\",\"messages\":[]}"] {
+        let answer = rig.send(&Request::post(CHAT, body).header("origin", "https://page.example")).await;
+        assert_eq!((answer.status, answer.header("vary")), (400, Some("Origin")), "{}", answer.text());
+        assert_eq!(answer.header("access-control-allow-origin"), Some("https://page.example"));
+        assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
+        assert_eq!(rig.send(&Request::post(CHAT, body)).await.header("access-control-allow-origin"), None);
+    }
+}
