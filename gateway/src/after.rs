@@ -111,6 +111,7 @@ fn try_prefill(gateway: &Arc<Gateway>, generation: &Arc<Generation>, turn: &Fini
     let gateway_of_task = Arc::clone(gateway);
     let prompt_tokens = turn.prompt_tokens;
     let (worker_of_task, timeout) = (Arc::clone(worker), gateway.fleet.settings().side_timeout);
+    let tag: Option<Arc<str>> = turn.plan.session_id.map(Arc::from);
     gateway.fleet.side.send(SideRequest {
         kind: SideKind::Prefill,
         worker: Arc::clone(worker),
@@ -118,6 +119,12 @@ fn try_prefill(gateway: &Arc<Gateway>, generation: &Arc<Generation>, turn: &Fini
         timeout: Duration::from_secs(options.timeout_s),
         cancel: place.cancel(),
         done: Box::new(move |result| {
+            if let Some(tag) = &tag
+                && !matches!(result, SideResult::NoRoom)
+            {
+                let cut = matches!(result, SideResult::Cancelled | SideResult::Failed(_));
+                gateway_of_task.fleet.sessions.carried(&worker_of_task, tag, cut);
+            }
             match result {
                 SideResult::Ok(_) => {
                     place.done(prompt_tokens);

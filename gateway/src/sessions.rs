@@ -214,6 +214,21 @@ impl SessionTable {
         });
     }
 
+    /// A request beside the turns that carried a tag is over; `cut`: not by its answer. A tag that was closed meanwhile is
+    /// closed once more, or the worker would keep it for nobody.
+    pub fn carried(&self, worker: &Arc<Worker>, engine_id: &str, cut: bool) {
+        if self.with(|table| table.carried(engine_id, cut)) {
+            self.side.send(SideRequest {
+                kind: SideKind::CloseSession,
+                worker: Arc::clone(worker),
+                body: close_body(engine_id),
+                timeout: *self.side_timeout.lock(),
+                cancel: CancellationToken::new(),
+                done: Box::new(|_| {}),
+            });
+        }
+    }
+
     // === sweeps ===
 
     /// Closes what is overdue, and sends closes again that failed.
@@ -313,7 +328,7 @@ impl SessionTable {
                 self.with(|table| table.close_result(&close.engine_id, CloseResult::Refused, now_ms()));
                 continue;
             };
-            let body = Bytes::from(json!({ "session_id": &*close.engine_id }).to_string());
+            let body = close_body(&close.engine_id);
             let this = Arc::clone(self);
             self.side.send(SideRequest {
                 kind: SideKind::CloseSession,
@@ -436,4 +451,8 @@ impl Drop for OpenAnswer {
             self.table.wake_for_room();
         }
     }
+}
+
+fn close_body(engine_id: &str) -> Bytes {
+    Bytes::from(json!({ "session_id": engine_id }).to_string())
 }

@@ -54,6 +54,8 @@ pub(super) struct Engine {
     pub last_try: bool,
     /// Its close was confirmed, and is repeated all the same.
     pub again: bool,
+    /// A request that carries this tag was cut: the worker may still read it after a close, and takes the tag up again.
+    pub unsure: bool,
     /// Closes that failed.
     pub tries: u8,
     /// When its close is given up; 0 before the first failure.
@@ -154,6 +156,7 @@ impl Engines {
             refused: false,
             last_try: false,
             again: false,
+            unsure: false,
             tries: 0,
             give_up_ms: 0,
             lost: false,
@@ -257,6 +260,11 @@ impl Engines {
         });
     }
 
+    /// A request that carries its tag was cut, or went out beside the turns and outlives the close.
+    pub fn unsure(&mut self, number: u64) {
+        self.update(number, |engine| engine.unsure = true);
+    }
+
     /// The session no longer wants it.
     pub fn detach(&mut self, number: u64, cause: CloseCause, lost: bool) {
         self.update(number, |engine| {
@@ -324,7 +332,8 @@ impl Engines {
     /// Its close was confirmed. True when that is not enough, and it will be sent a second time.
     pub fn close_again(&mut self, number: u64, now_ms: u64) -> bool {
         let Some(engine) = self.all.get(&number) else { return false };
-        if engine.cause != CloseCause::OpenUnknown || engine.again || engine.last_try {
+        let unsure = engine.cause == CloseCause::OpenUnknown || engine.unsure;
+        if !unsure || engine.again || engine.last_try {
             return false;
         }
         let at_ms = now_ms.saturating_add(SECOND_CLOSE_MS);

@@ -181,6 +181,7 @@ impl Sessions {
             refused: false,
             last_try: false,
             again: false,
+            unsure: false,
             tries: 0,
             give_up_ms: 0,
             lost: orphan,

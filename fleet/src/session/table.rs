@@ -201,6 +201,17 @@ impl Sessions {
         closes
     }
 
+    /// A request beside the turns that carried this tag is over; `cut`: not by its answer, so that the worker may still read
+    /// it. True when the tag was closed meanwhile and has to be closed again, which is up to the caller: it is known no more.
+    #[must_use = "the tag may be open again"]
+    pub fn carried(&mut self, engine_id: &str, cut: bool) -> bool {
+        let Some(number) = self.engines.find(engine_id) else { return true };
+        if cut || self.engines.get(number).is_some_and(|engine| engine.state != EngineState::Live) {
+            self.engines.unsure(number);
+        }
+        false
+    }
+
     /// How a close went. One that failed comes out of [`expire`](Self::expire) again, until the engine's own timeout has
     /// passed.
     pub fn close_result(&mut self, engine_id: &str, result: CloseResult, now_ms: u64) {
@@ -377,6 +388,7 @@ impl Sessions {
         if lease.mode == SessionMode::Tag && end == TurnEnd::Aborted {
             // The worker may read the request after a close that follows at once, and would take the tag up again.
             self.engines.aborted(number);
+            self.engines.unsure(number);
         }
         closes.extend(self.engines.close_if_free(number));
     }
