@@ -65,6 +65,11 @@ fn config() {
     hold("config", "config.dict", targets::config);
 }
 
+#[test]
+fn snapshot() {
+    hold("snapshot", "body.dict", targets::snapshot);
+}
+
 /// `make fuzz` and the tests run the same targets, each with a corpus.
 #[test]
 fn every_target_is_tested() {
