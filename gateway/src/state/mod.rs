@@ -17,8 +17,10 @@ use crate::workers::Worker;
 use dir::{Content, StateDir};
 use journal::{JOURNAL, MOST_BYTES};
 use orphans::Orphan;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use turnstile_config::Config;
 use turnstile_fleet::journal::{OpenRecord, Replay};
@@ -36,6 +38,11 @@ pub struct State {
     seed: u64,
     every: Duration,
     snapshot_bytes: u64,
+    /// Numbers snapshots.
+    next: AtomicU64,
+    /// The newest snapshot written. One is written at a time, and none over a newer one: the last of a process may meet one that
+    /// was begun before it.
+    newest: Arc<Mutex<u64>>,
 }
 
 /// What a start found.
@@ -59,7 +66,15 @@ impl State {
         let dir = StateDir::open(path)?;
         let seed = dir.seed()?;
         let every = Duration::from_secs(every);
-        Ok(Some(Self { dir: Arc::new(dir), seed, every, snapshot_bytes: config.state.snapshot_bytes.bytes() }))
+        let snapshot_bytes = config.state.snapshot_bytes.bytes();
+        Ok(Some(Self {
+            dir: Arc::new(dir),
+            seed,
+            every,
+            snapshot_bytes,
+            next: AtomicU64::new(1),
+            newest: Arc::default(),
+        }))
     }
 
     /// The seed of all keys and hashes.
@@ -184,7 +199,13 @@ impl State {
         let (dir, most) = (Arc::clone(&self.dir), usize::try_from(self.snapshot_bytes).unwrap_or(usize::MAX));
         let sessions = snapshot.sessions.len();
         let started = std::time::Instant::now();
+        let (number, newest) = (self.next.fetch_add(1, Ordering::Relaxed), Arc::clone(&self.newest));
         let written = tokio::task::spawn_blocking(move || {
+            let mut newest = newest.lock();
+            if number < *newest {
+                return Ok(0);
+            }
+            *newest = number;
             let bytes = snapshot.encode(most);
             dir.write(snapshot::SNAPSHOT, &bytes).map(|()| bytes.len())
         });
