@@ -10,7 +10,7 @@ import streaming
 from streaming import LONG, TIMEOUT_S, Conversation, wait_close
 
 # Output tokens of a turn that must still run when the second and the third have come, sent to a server itself.
-LONGER = 6 * LONG
+LONGER = 3 * LONG
 # Seconds between the end of a client's connection and its next turn.
 PAUSES = [0, 0, 0, 0.01, 0.05, 0.3]
 
@@ -146,7 +146,7 @@ def bare(claims, worker, sequence):
 
     def post(path, body, first=None):
         try:
-            with httpx.Client(timeout=60) as http, http.stream("POST", worker.url + path, json=body) as response:
+            with httpx.Client(timeout=300) as http, http.stream("POST", worker.url + path, json=body) as response:
                 for _ in response.iter_raw():
                     if first:
                         first.set()
@@ -167,11 +167,13 @@ def bare(claims, worker, sequence):
     begun.wait(60)
     second = turn(" Second.", 8)
     third = turn(" Third.", 8) if sequence == "turn" else post("/close_session", {"session_id": session["id"]})
-    long.join(60)
+    long.join(300)  # the damage shows when the first turn ends
     code = worker.wait(30)
+    # Where the third turn does not end the server, it has still run beside A in the same KV.
+    mixed = sequence == "turn" and third == 200
     claims.check(
-        f"sent to a server itself, A running, B refused, {sequence}: it is gone",
-        second == 400 and code is not None,
+        f"sent to a server itself, A running, B refused, {sequence}: it is gone" + (", or ran both at once" if sequence == "turn" else ""),
+        second == 400 and (code is not None or mixed),
         f"A: {outcome}, B: {second}, {sequence}: {third}; " + ("it lives on" if code is None else f"exit code {code}"),
     )
 
