@@ -703,3 +703,46 @@ fn what_a_worker_says_of_a_session_is_read_from_its_texts() {
         assert_eq!(Refused::of(text.as_bytes()), means, "{text}");
     }
 }
+
+#[test]
+fn a_tag_that_a_cut_request_may_take_up_again_is_closed_once_more() {
+    let tagged = |now_ms| BeginTurn { wish: Some(ModeWish::Tag), ..open(1, now_ms) };
+    for how in ["turn", "prefill", "prefill outlives the close"] {
+        let mut sessions = sessions();
+        let first = lease(&mut sessions, &tagged(0));
+        let id = first.engine_id.clone().unwrap();
+        let closes = match how {
+            "turn" => {
+                assert!(sessions.end(first, TurnEnd::Aborted, 1).is_empty());
+                assert!(sessions.close(key(1)).is_empty(), "not before the worker let go");
+                sessions.released_engine(&id)
+            }
+            _ => {
+                assert!(sessions.end(first, used(5), 1).is_empty());
+                assert!(how != "prefill" || !sessions.carried(&id, true));
+                sessions.close(key(1))
+            }
+        };
+        assert_eq!(closes.len(), 1, "{how}");
+        if how == "prefill outlives the close" {
+            assert!(!sessions.carried(&id, false), "the table sees to it");
+        }
+        sessions.close_result(&id, CloseResult::Closed, 3);
+        assert_eq!(sessions.expire(5_003).len(), 1, "{how}: the request may have been read after the close");
+        sessions.close_result(&id, CloseResult::Closed, 5_004);
+        assert_eq!(sessions.counts().engine_sessions, 0, "{how}");
+        assert!(sessions.carried(&id, false), "a tag that is known no more is up to the caller");
+    }
+}
+
+#[test]
+fn a_tag_is_closed_once_when_all_its_requests_were_answered() {
+    let mut sessions = sessions();
+    let first = lease(&mut sessions, &BeginTurn { wish: Some(ModeWish::Tag), ..open(1, 0) });
+    let id = first.engine_id.clone().unwrap();
+    assert!(sessions.end(first, used(5), 1).is_empty());
+    assert!(!sessions.carried(&id, false));
+    assert_eq!(sessions.close(key(1)).len(), 1);
+    sessions.close_result(&id, CloseResult::Closed, 3);
+    assert_eq!((sessions.counts().engine_sessions, sessions.counts().retrying), (0, 0));
+}
