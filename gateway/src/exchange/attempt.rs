@@ -33,8 +33,8 @@ pub(super) enum Attempted {
     Again {
         /// What went wrong.
         fault: AttemptFault,
-        /// The turn may be sent to another worker. One of a streaming session may not once a worker had it: it may be part of
-        /// the conversation already, and would be added to it a second time.
+        /// The turn may be sent to another worker. One of a streaming session may not as long as its worker holds the
+        /// conversation: the turn might come into it a second time.
         replayable: bool,
     },
     /// The worker does not know the turn's engine session, or still has another turn in it.
@@ -185,7 +185,9 @@ impl<'a, 'b> Attempt<'a, 'b> {
             AttemptFault::Event { message, .. } => AttemptEnd::Refused(Refused::of(message.as_bytes())),
             AttemptFault::Status { .. } => AttemptEnd::Refused(Refused::Other),
         };
-        let replayable = !streaming || begins || matches!(fault, AttemptFault::Connect { .. });
+        // What was taken off its engine session begins a new one, elsewhere; what is still in it may not come twice.
+        let unbound = matches!(how, AttemptEnd::Unreachable | AttemptEnd::Broken);
+        let replayable = !streaming || begins || unbound;
         let again = self.session.end(how);
         match fault {
             AttemptFault::ClientGone => Err(left()),
