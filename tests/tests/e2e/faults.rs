@@ -145,11 +145,11 @@ impl Cell {
                 let notes = [&answer, &third].map(|a| a.header("x-turnstile-session-note").unwrap_or_default());
                 let told = |what: &str| notes.iter().any(|note| note.starts_with(what));
                 let third = rig.record_of(&third).await;
-                text.push_str(match (third["worker"] == first["worker"], told("context lost")) {
-                    (true, false) => "; stays",
-                    (true, true) => "; begins anew there",
+                // Where a conversation begins anew is decided by what the workers cost at that moment.
+                text.push_str(match (told("context lost"), third["worker"] == first["worker"]) {
+                    (true, _) => "; begins anew",
+                    (false, true) => "; stays",
                     (false, false) => "; moves",
-                    (false, true) => "; begins anew elsewhere",
                 });
                 if told("context incomplete") {
                     text.push_str(", told of the gap");
