@@ -3,13 +3,18 @@
 //! [`scan`] finds the members without building values, [`rewrite`] puts the body together again with a few members removed
 //! or set. Whatever is not named in the [`Edits`] keeps its bytes: number spelling, escapes, order, white space.
 
+mod pieces;
+mod scan;
+
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 
-use bytes::{BufMut, Bytes, BytesMut};
-use serde::Deserializer as _;
-use serde::de::{DeserializeSeed, Error as _, MapAccess, Visitor};
+use bytes::Bytes;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
+
+pub use pieces::Pieces;
 
 /// Most top-level members a body may have. Real bodies have some thirty; the bound keeps a body made of tiny members from
 /// costing many times its size in memory.
@@ -83,22 +88,49 @@ struct Edit {
 /// The body is not UTF-8, not JSON, not an object, or has too many members. Depth is not limited: nothing recurses.
 pub fn scan(body: &Bytes) -> Result<Members, BodyError> {
     let mut list = Vec::with_capacity(24);
-    let mut deserializer = serde_json::Deserializer::from_slice(body);
-    let scanned = deserializer.deserialize_map(TopLevel { body, list: &mut list }).and_then(|()| deserializer.end());
+    let mut bad_key = false;
+    let scanned = scan::members(body, |found| {
+        let decoded_key = match decode_key(body.get(found.key..=found.key_end).unwrap_or_default()) {
+            Ok(key) => key,
+            Err(NotText) => {
+                bad_key = true;
+                return false;
+            }
+        };
+        list.push(Member { decoded_key, start: found.key, key_end: found.key_end, value: found.value, end: found.end });
+        list.len() <= MAX_MEMBERS
+    });
     match scanned {
-        Ok(()) => {
-            let open = body.iter().position(|b| *b == b'{').map_or(0, |at| at + 1);
-            Ok(Members { body: body.clone(), list, open })
-        }
-        Err(error) => Err(explain(body, list.len(), &error)),
+        Ok(open) => Ok(Members { body: body.clone(), list, open }),
+        Err(scan::Fault::Stopped) if !bad_key => Err(BodyError::whole(
+            BodyErrorKind::TooManyMembers,
+            format!("the request body has more than {MAX_MEMBERS} top-level members"),
+        )),
+        Err(_) => Err(explain(body)),
     }
 }
 
-/// The body with the edits applied. Without an edit that applies it is the same buffer.
+/// A key whose escapes make no text.
+struct NotText;
+
+/// The key between these quotes, if it is another than the bytes there.
+fn decode_key(quoted: &[u8]) -> Result<Option<Box<str>>, NotText> {
+    match memchr::memchr(b'\\', quoted) {
+        None => Ok(None),
+        Some(_) => serde_json::from_slice(quoted).map(Some).map_err(|_| NotText),
+    }
+}
+
+/// The body with the edits applied, in one piece. See [`rewrite_pieces`].
+pub fn rewrite(members: &Members, edits: &Edits) -> Bytes {
+    rewrite_pieces(members, edits).joined()
+}
+
+/// The body with the edits applied. Without an edit that applies it is the same buffer; what is long and stays is not copied.
 ///
 /// A removed member takes one neighbouring comma along; a set member is replaced where it stands (the last one, if the key
 /// is there more than once; the others go) or appended before the closing brace.
-pub fn rewrite(members: &Members, edits: &Edits) -> Bytes {
+pub fn rewrite_pieces(members: &Members, edits: &Edits) -> Pieces {
     let body = &members.body;
     let mut changed = false;
     let mut added = 0;
@@ -132,15 +164,13 @@ pub fn rewrite(members: &Members, edits: &Edits) -> Bytes {
         .filter_map(|(e, _)| e.value.as_deref().map(|value| (e.key.as_ref(), value)))
         .collect();
     if !changed && appended.is_empty() {
-        return body.clone();
+        return Pieces::from(body.clone());
     }
-    added += appended.iter().map(|(k, v)| k.len() + v.len() + 4).sum::<usize>();
-
-    let mut out = BytesMut::with_capacity(body.len() + added);
-    let copy = |from: usize, to: usize, out: &mut BytesMut| out.put_slice(body.get(from..to).unwrap_or_default());
+    let mut out =
+        pieces::Builder::new(body, added + appended.iter().map(|(k, v)| k.len() + v.len() + 4).sum::<usize>());
     let first_start = members.list.first().map_or(members.open, |m| m.start);
-    copy(0, first_start, &mut out);
-    // Neighbours that both stay are copied as one run, with the comma between them.
+    out.keep(0, first_start);
+    // Neighbours that both stay are kept as one run, with the comma between them.
     let mut run: Option<(usize, usize)> = None;
     let mut previous: Option<usize> = None;
     for (index, replacement) in &kept {
@@ -152,7 +182,7 @@ pub fn rewrite(members: &Members, edits: &Edits) -> Bytes {
                 Some((from, to)) if previous + 1 == *index => run = Some((from, to.max(member.start))),
                 _ => {
                     if let Some((from, to)) = run.take() {
-                        copy(from, to, &mut out);
+                        out.keep(from, to);
                     }
                     run = Some((separator, member.start));
                 }
@@ -164,32 +194,27 @@ pub fn rewrite(members: &Members, edits: &Edits) -> Bytes {
         match replacement {
             None => run = Some((from, member.end)),
             Some(value) => {
-                copy(from, member.value, &mut out);
-                out.put_slice(value.as_bytes());
+                out.keep(from, member.value);
+                out.put(value.as_bytes());
                 run = Some((member.end, member.end));
             }
         }
         previous = Some(*index);
     }
     if let Some((from, to)) = run {
-        copy(from, to, &mut out);
+        out.keep(from, to);
     }
     for (position, (key, value)) in appended.iter().enumerate() {
         if position > 0 || !kept.is_empty() {
-            out.put_u8(b',');
+            out.put(b",");
         }
-        put_key(&mut out, key);
-        out.put_slice(value.as_bytes());
+        out.put(serde_json::to_string(key).unwrap_or_default().as_bytes());
+        out.put(b":");
+        out.put(value.as_bytes());
     }
     let tail = members.list.last().map_or(members.open, |m| m.end);
-    copy(tail, body.len(), &mut out);
-    out.freeze()
-}
-
-fn put_key(out: &mut BytesMut, key: &str) {
-    let quoted = serde_json::to_string(key).unwrap_or_default();
-    out.put_slice(quoted.as_bytes());
-    out.put_u8(b':');
+    out.keep(tail, body.len());
+    out.finish()
 }
 
 // === impl Members ===
@@ -338,14 +363,8 @@ impl BodyError {
     }
 }
 
-/// Turns the parser's complaint into ours: short, in words of the request, never quoting it.
-fn explain(body: &[u8], members: usize, error: &serde_json::Error) -> BodyError {
-    if members > MAX_MEMBERS {
-        return BodyError::whole(
-            BodyErrorKind::TooManyMembers,
-            format!("the request body has more than {MAX_MEMBERS} top-level members"),
-        );
-    }
+/// Says what is wrong with a body that is no JSON object: short, in words of the request, never quoting it.
+fn explain(body: &[u8]) -> BodyError {
     let not_json = |message: String| BodyError::whole(BodyErrorKind::NotJson, message);
     let Some(first) = body.iter().copied().find(|b| !b.is_ascii_whitespace()) else {
         return not_json("the request body is empty; a JSON object is expected".into());
@@ -364,76 +383,10 @@ fn explain(body: &[u8], members: usize, error: &serde_json::Error) -> BodyError 
         // The parser would quote the value that it met.
         return not_json("the request body is not valid JSON; a JSON object is expected".into());
     }
-    not_json(format!("the request body is not valid JSON: {error}"))
-}
-
-// === the scan itself ===
-
-struct TopLevel<'a, 'l> {
-    body: &'a [u8],
-    list: &'l mut Vec<Member>,
-}
-
-impl<'de> Visitor<'de> for TopLevel<'de, '_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let base = self.body.as_ptr() as usize;
-        let mut behind = 0;
-        while let Some(key) = map.next_key_seed(Key)? {
-            let raw: &'de RawValue = map.next_value()?;
-            let text = raw.get();
-            let value = (text.as_ptr() as usize).wrapping_sub(base);
-            let end = value.saturating_add(text.len());
-            // Between two values stand a comma, a key, a colon and white space, and the first quote there opens the key.
-            let gap = self.body.get(behind..value).unwrap_or_default();
-            let start = memchr::memchr(b'"', gap).map(|at| behind + at);
-            let Some(start) = start else {
-                return Err(A::Error::custom("a member lies outside the body"));
-            };
-            // A key without escapes is as long as it is written.
-            let (decoded_key, key_end) = match key {
-                Cow::Borrowed(key) => (None, start + 1 + key.len()),
-                Cow::Owned(key) => (Some(key.into_boxed_str()), start + 1),
-            };
-            self.list.push(Member { decoded_key, start, key_end, value, end });
-            if self.list.len() > MAX_MEMBERS {
-                return Err(A::Error::custom("too many members"));
-            }
-            behind = end;
-        }
-        Ok(())
-    }
-}
-
-/// Reads a key, borrowed from the body unless it has escapes.
-struct Key;
-
-impl<'de> DeserializeSeed<'de> for Key {
-    type Value = Cow<'de, str>;
-
-    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Key {
-    type Value = Cow<'de, str>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_borrowed_str<E>(self, key: &'de str) -> Result<Self::Value, E> {
-        Ok(Cow::Borrowed(key))
-    }
-
-    fn visit_str<E>(self, key: &str) -> Result<Self::Value, E> {
-        Ok(Cow::Owned(key.to_owned()))
+    // A parser says where. It meets as few members as the scan did.
+    match serde_json::from_slice::<HashMap<String, IgnoredAny>>(body) {
+        Ok(_) => not_json("the request body is not valid JSON".into()),
+        Err(error) => not_json(format!("the request body is not valid JSON: {error}")),
     }
 }
 

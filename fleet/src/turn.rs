@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use http::HeaderMap;
 
-use crate::body::{BodyError, Edits, Members, rewrite, scan};
+use crate::body::{BodyError, Edits, Members, Pieces, rewrite, rewrite_pieces, scan};
 use crate::hints::{Hints, SessionControl, UnknownKeys, parse};
 use crate::identity::{Identity, IdentityOptions, identify};
 use crate::observe::ObserveOptions;
@@ -168,7 +168,7 @@ impl Turn {
 
     /// The body for a worker: the client's, byte for byte, except for `nvext`, what the steering table takes out or replaces,
     /// and what the plan sets.
-    pub fn upstream_body(&self, plan: &UpstreamPlan<'_>) -> Bytes {
+    pub fn upstream_body(&self, plan: &UpstreamPlan<'_>) -> Pieces {
         let mut edits = self.base_edits();
         self.steer(plan, &mut edits);
         if plan.ask_usage {
@@ -181,7 +181,7 @@ impl Turn {
                 edits.set("return_cached_tokens_details", "true");
             }
         }
-        rewrite(&self.members, &edits)
+        rewrite_pieces(&self.members, &edits)
     }
 
     /// How to watch the answer to [`Turn::upstream_body`] with the same plan: what only our asking caused is taken out.

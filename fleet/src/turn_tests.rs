@@ -27,7 +27,7 @@ fn turn(route: Route, body: &str) -> Turn {
 }
 
 fn sent(turn: &Turn, plan: &UpstreamPlan<'_>) -> String {
-    String::from_utf8(turn.upstream_body(plan).to_vec()).unwrap()
+    String::from_utf8(turn.upstream_body(plan).joined().to_vec()).unwrap()
 }
 
 const FULL: UpstreamPlan<'static> = UpstreamPlan {
@@ -182,5 +182,5 @@ fn only_what_we_asked_for_is_taken_out_of_the_answer() {
 #[test]
 fn a_body_with_nothing_of_ours_is_passed_as_the_same_buffer() {
     let turn = turn(Route::Chat, r#"{"model":"m","messages":[]}"#);
-    assert_eq!(turn.upstream_body(&UpstreamPlan::default()).as_ptr(), turn.body.as_ptr());
+    assert_eq!(turn.upstream_body(&UpstreamPlan::default()).joined().as_ptr(), turn.body.as_ptr());
 }

@@ -69,7 +69,7 @@ pub fn understand(data: &[u8]) {
 /// What a worker gets: nothing that steers it but what the plan says, and all else as the client wrote it.
 fn worker_body(turn: &Turn, plan: &UpstreamPlan<'_>) {
     turn.observe_options(plan, true);
-    let sent = turn.upstream_body(plan);
+    let sent = turn.upstream_body(plan).joined();
     let sent = model::members(&sent).expect("a worker gets a JSON object");
     let steering = turn.steering_members();
     let asked = ["stream_options", "return_cached_tokens_details"];

@@ -1,5 +1,10 @@
 //! Request ids: the client's `x-request-id` where it is sane, else one of ours; and the engine's `rid`, one per attempt.
 
+use std::cell::RefCell;
+
+/// Ids that a thread takes from the kernel at a time: a call of the kernel costs more than all else about an id.
+const STOCK: usize = 32;
+
 /// The longest `x-request-id` kept, in bytes.
 pub const MAX_LEN: usize = 128;
 
@@ -8,14 +13,24 @@ pub fn random_hex() -> String {
     format!("{:032x}", random_u128())
 }
 
-/// 128 random bits.
+/// 128 random bits, as good as the kernel's: who knows an id can ask a worker for the answer that goes by it.
 pub fn random_u128() -> u128 {
-    let mut bytes = [0u8; 16];
-    if getrandom::fill(&mut bytes).is_err() {
-        // The kernel refused entropy; a time-based id is still unique in this process.
-        return (u128::from(crate::clock::unix_ms()) << 64) | u128::from(crate::clock::now_ms());
+    thread_local! {
+        static IDS: RefCell<Vec<[u8; 16]>> = const { RefCell::new(Vec::new()) };
     }
-    u128::from_le_bytes(bytes)
+    IDS.with_borrow_mut(|ids| {
+        if ids.is_empty() {
+            ids.resize(STOCK, [0; 16]);
+            if getrandom::fill(ids.as_flattened_mut()).is_err() {
+                ids.clear();
+            }
+        }
+        match ids.pop() {
+            Some(id) => u128::from_le_bytes(id),
+            // The kernel refused entropy; a time-based id is still unique in this process.
+            None => (u128::from(crate::clock::unix_ms()) << 64) | u128::from(crate::clock::now_ms()),
+        }
+    })
 }
 
 /// The id a request goes by: the client's, when it is at most [`MAX_LEN`] visible ASCII characters, else a fresh one.
@@ -30,6 +45,7 @@ pub fn choose(client: Option<&[u8]>) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
@@ -40,5 +56,14 @@ mod tests {
             assert_eq!(id.len(), 32, "{odd:?}");
         }
         assert_ne!(choose(None), choose(None));
+    }
+
+    #[test]
+    fn no_id_comes_twice() {
+        let mut ids: Vec<u128> = (0..10 * STOCK).map(|_| random_u128()).collect();
+        ids.extend(std::thread::spawn(|| (0..10 * STOCK).map(|_| random_u128()).collect::<Vec<_>>()).join().unwrap());
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 20 * STOCK);
     }
 }

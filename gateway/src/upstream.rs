@@ -1,12 +1,15 @@
 //! Connections to workers: pingora's connector, the target of one worker, and small whole exchanges for probes and side
 //! requests. The forwarding leg uses the same connector, so all share one pool of connections.
 
+use crate::worker_stream::WorkerStream;
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
+use pingora_core::connectors::TransportConnector;
 use pingora_core::connectors::http::Connector;
 use pingora_core::protocols::http::client::HttpSession;
+use pingora_core::protocols::http::v1::client::HttpSession as Http1Session;
 use pingora_core::protocols::{ALPN, TcpKeepalive};
-use pingora_core::upstreams::peer::HttpPeer;
+use pingora_core::upstreams::peer::{HttpPeer, Peer as _};
 use pingora_http::RequestHeader;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -73,6 +76,10 @@ impl Target {
         target.peer.group_key = u64::try_from(crate::request_id::random_u128() >> 64).unwrap_or_default() | 1;
         target.fresh = true;
         target
+    }
+
+    fn is_plain_http1(&self) -> bool {
+        self.peer.options.alpn == ALPN::H1
     }
 
     /// A request header for this worker with `Host`, authorization and framing set.
@@ -146,14 +153,17 @@ pub fn describe(error: &pingora_core::Error) -> String {
     }
 }
 
-/// The connector shared by everything that talks to workers.
+/// The connectors shared by everything that talks to workers.
 pub struct Upstream {
+    /// For workers that may speak HTTP/2.
     connector: Connector,
+    /// For HTTP/1.1 without TLS. Its streams are ours, buffered.
+    transport: TransportConnector,
 }
 
 impl Default for Upstream {
     fn default() -> Self {
-        Self { connector: Connector::new(None) }
+        Self { connector: Connector::new(None), transport: TransportConnector::new(None) }
     }
 }
 
@@ -163,7 +173,13 @@ impl Upstream {
     /// # Errors
     /// What pingora says when it cannot connect.
     pub async fn connect(&self, target: &Target) -> pingora_core::Result<(HttpSession, bool)> {
-        self.connector.get_http_session(&target.peer).await
+        let peer = &target.peer;
+        if !target.is_plain_http1() {
+            return self.connector.get_http_session(peer).await;
+        }
+        let (stream, reused) = self.transport.get_stream(peer).await?;
+        let stream = if reused { stream } else { Box::new(WorkerStream::new(stream)) };
+        Ok((HttpSession::H1(Http1Session::new_with_options(stream, peer)), reused))
     }
 
     /// Gives a connection back after its response was read to the end.
@@ -171,8 +187,17 @@ impl Upstream {
         if target.fresh {
             return;
         }
-        let idle = target.peer.options.idle_timeout;
-        self.connector.release_http_session(session, &target.peer, idle).await;
+        let peer = &target.peer;
+        let idle = peer.options.idle_timeout;
+        match session {
+            HttpSession::H1(mut session) if target.is_plain_http1() => {
+                session.respect_keepalive();
+                if let Some(stream) = session.reuse().await {
+                    self.transport.release_stream(stream, peer.reuse_hash(), idle);
+                }
+            }
+            session => self.connector.release_http_session(session, peer, idle).await,
+        }
     }
 
     /// One whole exchange. A pooled connection that turns out dead at once is replaced, once.

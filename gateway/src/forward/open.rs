@@ -11,6 +11,7 @@ use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::client::HttpSession;
 use pingora_http::{RequestHeader, ResponseHeader};
 use std::time::{Duration, Instant};
+use turnstile_fleet::body::Pieces;
 use turnstile_fleet::complaint::status_of;
 use turnstile_fleet::observe::{FirstEvent, ObserveOptions, Observer};
 use turnstile_fleet::route::Route;
@@ -27,7 +28,7 @@ pub struct Outgoing<'a> {
     /// Request line and headers, framing included.
     pub header: RequestHeader,
     /// The body.
-    pub body: Bytes,
+    pub body: Pieces,
     /// The longest wait for the first byte, for a stream for the first event.
     pub first_byte: Duration,
     /// The longest time one write may block.
@@ -120,8 +121,10 @@ async fn begin(
     session.set_write_timeout(Some(outgoing.write));
     let silent = |e: Box<pingora_core::Error>| read_fault(&e, false);
     session.write_request_header(Box::new(outgoing.header.clone())).await.map_err(silent)?;
-    if !outgoing.body.is_empty() {
-        session.write_request_body(outgoing.body.clone(), true).await.map_err(silent)?;
+    let mut left = outgoing.body.len();
+    for piece in outgoing.body.iter() {
+        left -= piece.len();
+        session.write_request_body(piece.clone(), left == 0).await.map_err(silent)?;
     }
     session.finish_request_body().await.map_err(silent)?;
     let head = loop {
