@@ -91,8 +91,16 @@ impl Blocks {
         // its parent has none until the parent is moved too: so every parent stays more recent than its children, even
         // where hashes collide.
         let mut child = NONE;
-        for &hash in chain.iter().rev() {
+        let mut first_known = true;
+        for (at, &hash) in chain.iter().enumerate().rev() {
             let place = match self.find(hash) {
+                Some(place) if std::mem::take(&mut first_known) && self.hangs_as(place, chain, at, child) => {
+                    if child != NONE {
+                        self.set_parent(child, place);
+                    }
+                    self.renew(place);
+                    return;
+                }
                 Some(place) => {
                     self.set_parent(place, NONE);
                     self.unlink(place);
@@ -108,6 +116,54 @@ impl Blocks {
                 self.set_parent(child, place);
             }
             child = place;
+        }
+    }
+
+    /// Whether a block and all before it hang on each other as in the chain, where it is the block `at`. `child`, which is to hang
+    /// on it, is none of them: where hashes collide it could be.
+    fn hangs_as(&self, place: u32, chain: &[u64], at: usize, child: u32) -> bool {
+        let mut place = place;
+        for hash in chain.iter().take(at + 1).rev() {
+            match self.node(place) {
+                Some(node) if node.hash == *hash && place != child => place = node.parent,
+                _ => return false,
+            }
+        }
+        place == NONE
+    }
+
+    /// Makes a block and all before it the most recently used, in their order. Those that stand beside each other already, as a
+    /// conversation's blocks do since its last turn, are moved together.
+    fn renew(&mut self, place: u32) {
+        let (mut tail, mut head) = (place, place);
+        while let Some(&Node { parent, newer, .. }) = self.node(head) {
+            if parent != NONE && parent == newer {
+                head = parent;
+                continue;
+            }
+            self.move_to_newest(tail, head);
+            (tail, head) = (parent, parent);
+        }
+    }
+
+    /// Moves what stands from `tail` on up to `head`.
+    fn move_to_newest(&mut self, tail: u32, head: u32) {
+        let (Some(&Node { older, .. }), Some(&Node { newer, .. })) = (self.node(tail), self.node(head)) else { return };
+        let Some(next) = self.node_mut(newer) else { return };
+        next.older = older;
+        match self.node_mut(older) {
+            Some(node) => node.newer = newer,
+            None => self.oldest = newer,
+        }
+        let newest = std::mem::replace(&mut self.newest, head);
+        if let Some(node) = self.node_mut(newest) {
+            node.newer = tail;
+        }
+        if let Some(node) = self.node_mut(tail) {
+            node.older = newest;
+        }
+        if let Some(node) = self.node_mut(head) {
+            node.newer = NONE;
         }
     }
 
