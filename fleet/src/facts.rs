@@ -65,40 +65,48 @@ impl WorkerFacts<'_> {
     /// | 88 | u64 | uncached tokens of our turns that have not answered |
     /// | 96 | u64 | expected output of our turns in flight |
     pub fn table(&self) -> Vec<u8> {
-        let workers = self.candidates.workers();
-        let mut out = Vec::with_capacity(TABLE_HEADER_BYTES + workers.len() * TABLE_RECORD_BYTES);
-        let count = u32::try_from(workers.len()).unwrap_or(u32::MAX);
-        for word in [TABLE_VERSION, TABLE_RECORD_BYTES as u32, count, 0] {
-            out.extend_from_slice(&word.to_le_bytes());
-        }
+        let count = self.candidates.workers().len();
+        let mut out = Vec::with_capacity(TABLE_HEADER_BYTES + count * TABLE_RECORD_BYTES);
+        header(count, &mut out);
         for (worker, cached_tokens) in self.candidates.iter() {
-            for word in [
-                worker.index.0,
-                worker.state.code(),
-                worker.capabilities.bits(),
-                worker.in_flight,
-                worker.running,
-                worker.waiting,
-                worker.max_running,
-                self.flags(worker),
-            ] {
-                out.extend_from_slice(&word.to_le_bytes());
-            }
-            for word in [
-                worker.waiting_uncached_tokens,
-                worker.kv_used_tokens,
-                worker.kv_capacity_tokens,
-                cached_tokens,
-                worker.prefill_tokens_per_s.to_bits(),
-                worker.ttft_ms.to_bits(),
-                worker.itl_ms.to_bits(),
-                worker.pending_prefill_tokens,
-                worker.expected_decode_tokens,
-            ] {
-                out.extend_from_slice(&word.to_le_bytes());
-            }
+            self.record(worker, cached_tokens, &mut out);
         }
         out
+    }
+
+    /// `turnstile.workers.bound`: a table of the session's worker alone, if it is a candidate.
+    pub fn bound_table(&self) -> Option<Vec<u8>> {
+        let worker = self.candidates.get(self.bound?)?;
+        let mut out = Vec::with_capacity(TABLE_HEADER_BYTES + TABLE_RECORD_BYTES);
+        header(1, &mut out);
+        self.record(worker, self.candidates.cached_tokens(worker.index), &mut out);
+        Some(out)
+    }
+
+    fn record(&self, worker: &WorkerView, cached_tokens: u64, out: &mut Vec<u8>) {
+        let words = [
+            worker.index.0,
+            worker.state.code(),
+            worker.capabilities.bits(),
+            worker.in_flight,
+            worker.running,
+            worker.waiting,
+            worker.max_running,
+            self.flags(worker),
+        ];
+        let numbers = [
+            worker.waiting_uncached_tokens,
+            worker.kv_used_tokens,
+            worker.kv_capacity_tokens,
+            cached_tokens,
+            worker.prefill_tokens_per_s.to_bits(),
+            worker.ttft_ms.to_bits(),
+            worker.itl_ms.to_bits(),
+            worker.pending_prefill_tokens,
+            worker.expected_decode_tokens,
+        ];
+        out.extend_from_slice(words.map(u32::to_le_bytes).as_flattened());
+        out.extend_from_slice(numbers.map(u64::to_le_bytes).as_flattened());
     }
 
     /// `turnstile.workers`: the same as JSON, an array in order of index. Unknown numbers are 0, as in the table.
@@ -116,6 +124,11 @@ impl WorkerFacts<'_> {
     fn is_excluded(&self, worker: WorkerId) -> bool {
         self.excluded.contains(&worker) || self.excluded_by_policy.contains(&worker)
     }
+}
+
+fn header(count: usize, out: &mut Vec<u8>) {
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    out.extend_from_slice([TABLE_VERSION, TABLE_RECORD_BYTES as u32, count, 0].map(u32::to_le_bytes).as_flattened());
 }
 
 impl Serialize for WorkerFacts<'_> {

@@ -43,6 +43,17 @@ fn facts<'a>(workers: &'a [WorkerView], limits: &'a LimitOptions) -> WorkerFacts
 }
 
 #[test]
+fn the_bound_worker_has_a_table_of_its_own() {
+    let (workers, limits) = (workers(), LimitOptions::default());
+    let bound = facts(&workers, &limits).bound_table().unwrap();
+    let alone = WorkerFacts { candidates: Candidates::new(&workers[..1], &[13]), ..facts(&workers, &limits) };
+    assert_eq!(bound, alone.table());
+    for nobody in [None, Some(WorkerId(2))] {
+        assert_eq!(WorkerFacts { bound: nobody, ..facts(&workers, &limits) }.bound_table(), None);
+    }
+}
+
+#[test]
 fn the_table_has_the_documented_layout() {
     let (workers, limits) = (workers(), LimitOptions::default());
     let table = facts(&workers, &limits).table();

@@ -1,5 +1,6 @@
 //! What a policy sees and writes: the facts under `turnstile.` and the decision, lent to its callbacks.
 
+use crate::policy::bulk;
 use crate::policy::facts::{self, EndFacts, TurnFacts};
 use crate::policy::headers::PolicyHeaders;
 use std::borrow::Cow;
@@ -134,6 +135,7 @@ impl PolicyEnv {
                 }
                 self.table.as_deref().map(Cow::Borrowed)
             }
+            "workers.bound" => self.worker_facts().bound_table().map(Cow::Owned),
             "workers" => Some(bytes_of(Cow::Owned(self.worker_facts().json()))),
             "session" => {
                 let session = self.session.as_ref()?;
@@ -209,7 +211,9 @@ impl StreamEnv for PolicyEnv {
         match self.decision.apply_write(name, value, &candidates) {
             Ok(()) => {
                 // The table shows what policies excluded.
-                self.table = None;
+                if name.ends_with("route.exclude") {
+                    self.table = None;
+                }
                 self.wrote = self.wrote.saturating_add(1);
             }
             Err(error) => {
@@ -231,6 +235,8 @@ impl StreamEnv for PolicyEnv {
 
     fn call_foreign(&mut self, name: &str, arguments: &[u8]) -> Result<Cow<'_, [u8]>, Status> {
         match name {
+            "turnstile.read" => bulk::read(self, arguments).map(Cow::Owned),
+            "turnstile.write" => bulk::write(self, arguments).map(Cow::Owned),
             "turnstile.prefix_match" => {
                 facts::prefix_match(&self.route, arguments).map(|json| bytes_of(Cow::Owned(json)))
             }

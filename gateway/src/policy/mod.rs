@@ -1,5 +1,6 @@
 //! Policies: what plugins see, in which order they run, what happens when one fails.
 
+mod bulk;
 pub mod chain;
 pub mod env;
 pub mod facts;

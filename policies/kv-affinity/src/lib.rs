@@ -78,6 +78,7 @@ impl Policy for KvAffinity {
 
 impl Route for KvAffinity {
     fn route(&mut self, turn: &Turn<'_>) -> Decision {
+        turn.read_ahead(&["workers.table", "request.prompt_tokens", "request.affinity_hash", "session.mode"]);
         let Some(workers) = turn.workers() else { return Decision::none() };
         let survey = Survey::of(workers.iter(), self.terms(turn));
         // The mode is worth a read only when there is something to stay with.

@@ -55,6 +55,14 @@ impl Policy for PriorityQueue {
 
 impl Admit for PriorityQueue {
     fn admit(&mut self, turn: &Turn<'_>) -> Decision {
+        turn.read_ahead(&[
+            "request.priority",
+            "request.latency_sensitivity",
+            "request.strict_priority",
+            "request.tree",
+            "request.session",
+            "request.tenant",
+        ]);
         let order = decide(&Self::hints(turn), &self.options);
         if order.head_start_s > 0.0 {
             turn.count(self.counters.ahead);

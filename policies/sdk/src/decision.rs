@@ -3,6 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use crate::Host;
+use crate::bulk::Parts;
 
 /// A worker in a decision: by index (cheapest: the table carries no ids) or by id.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -175,58 +176,70 @@ impl Decision {
         self
     }
 
-    /// Writes what was decided. One call of the host for each part.
+    /// Writes what was decided, by one call of the host, or one for each part where the host knows no better.
     pub fn write(&self, host: &dyn Host) {
-        let set = |section: &str, name: &str, value: &str| host.set(&["turnstile", section, name], value.as_bytes());
+        let mut parts = Parts::new();
+        self.each(&mut |name, value| parts.add(name, value));
+        if !parts.write(host) {
+            self.each(&mut |name, value| {
+                // Names of notes may have dots of their own; no other name has more than one.
+                let path: Vec<&str> = std::iter::once("turnstile").chain(name.splitn(2, '.')).collect();
+                host.set(&path, value);
+            });
+        }
+    }
+
+    fn each(&self, put: &mut dyn FnMut(&str, &[u8])) {
+        let mut set = |name: &str, value: &str| put(name, value.as_bytes());
         if let Some(worker) = &self.target {
-            set("route", "target", &worker.to_string());
+            set("route.target", &worker.to_string());
         }
         if !self.fallbacks.is_empty() {
-            set("route", "fallbacks", &join(&self.fallbacks));
+            set("route.fallbacks", &join(&self.fallbacks));
         }
         if !self.exclude.is_empty() {
-            set("route", "exclude", &join(&self.exclude));
+            set("route.exclude", &join(&self.exclude));
         }
         if !self.scores.is_empty() {
-            set("route", "scores", &scores_json(&self.scores));
+            set("route.scores", &scores_json(&self.scores));
         }
         if let Some(reason) = &self.reason {
-            set("route", "reason", reason);
+            set("route.reason", reason);
         }
         if let Some(tier) = self.tier {
-            set("queue", "tier", &tier.to_string());
+            set("queue.tier", &tier.to_string());
         }
         if let Some(seconds) = self.priority.filter(|seconds| seconds.is_finite()) {
-            set("queue", "priority", &decimal(seconds, 3));
+            set("queue.priority", &decimal(seconds, 3));
         }
         if let Some(ms) = self.deadline_ms {
-            set("queue", "deadline_ms", &ms.to_string());
+            set("queue.deadline_ms", &ms.to_string());
         }
         if let Some(flow) = &self.flow {
-            set("queue", "flow", flow);
+            set("queue.flow", flow);
         }
         if let Some(action) = self.session_action {
-            set("session", "action", action.text());
+            set("session.action", action.text());
         }
         if let Some(key) = &self.session_key {
-            set("session", "key", key);
+            set("session.key", key);
         }
         if let Some(seconds) = self.session_ttl_s.filter(|seconds| seconds.is_finite()) {
-            set("session", "ttl_s", &decimal(seconds, 3));
+            set("session.ttl_s", &decimal(seconds, 3));
         }
         if let Some(mode) = self.session_mode {
-            set("session", "mode", mode.text());
+            set("session.mode", mode.text());
         }
         if let Some(on) = self.prefill {
-            host.set(&["turnstile", "prefill"], if on { b"on" } else { b"off" });
+            set("prefill", if on { "on" } else { "off" });
         }
         match self.engine_priority {
-            Some(EnginePriority::Value(value)) => set("engine", "priority", &value.to_string()),
-            Some(EnginePriority::Absent) => set("engine", "priority", "none"),
+            Some(EnginePriority::Value(value)) => set("engine.priority", &value.to_string()),
+            Some(EnginePriority::Absent) => set("engine.priority", "none"),
             None => {}
         }
         for (name, text) in &self.notes {
-            set("log", name, text);
+            set(&format!("log.{name}"), text);
         }
     }
 }

@@ -1,11 +1,14 @@
-//! What a policy may know about a turn. Each method is one read of the host, made when it is called.
+//! What a policy may know about a turn. Each method is one read of the host, made when it is called; [`Turn::read_ahead`] makes
+//! one read of several.
 
+use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::bulk::Ahead;
 use crate::options::read_json;
 use crate::{Counter, Host, SessionAction, SessionMode, Worker, WorkerName, WorkerState, Workers};
 
@@ -13,6 +16,7 @@ use crate::{Counter, Host, SessionAction, SessionMode, Worker, WorkerName, Worke
 pub struct Turn<'h> {
     host: &'h dyn Host,
     table: OnceCell<Option<Workers>>,
+    ahead: OnceCell<Option<Ahead>>,
 }
 
 /// The live session of a turn, from one read of `turnstile.session`.
@@ -81,87 +85,94 @@ pub struct Outcome<'h> {
 impl<'h> Turn<'h> {
     /// The turn that `host` is asking about.
     pub fn new(host: &'h dyn Host) -> Self {
-        Turn { host, table: OnceCell::new() }
+        Turn { host, table: OnceCell::new(), ahead: OnceCell::new() }
+    }
+
+    /// Reads several facts by one call of the host, which costs about as much as reading one of them. The names are those of the
+    /// documentation, without `turnstile.`: `request.priority`. The methods below then give these facts without another
+    /// call. Once in a turn: later calls read nothing.
+    pub fn read_ahead(&self, names: &'static [&'static str]) {
+        self.ahead.get_or_init(|| Ahead::read(self.host, names));
     }
 
     /// Model asked for.
     pub fn model(&self) -> Option<String> {
-        self.text(&["turnstile", "request", "model"])
+        self.text("request.model")
     }
 
     /// Kind of route: `chat`, `completions`, `generate`, `responses`, `messages` and so on.
     pub fn route(&self) -> Option<String> {
-        self.text(&["turnstile", "request", "route"])
+        self.text("request.route")
     }
 
     /// Session id as the client wrote it.
     pub fn session_id(&self) -> Option<String> {
-        self.text(&["turnstile", "request", "session"])
+        self.text("request.session")
     }
 
     /// Root session of the agent tree.
     pub fn tree(&self) -> Option<String> {
-        self.text(&["turnstile", "request", "tree"])
+        self.text("request.tree")
     }
 
     /// Session of the parent agent.
     pub fn parent(&self) -> Option<String> {
-        self.text(&["turnstile", "request", "parent"])
+        self.text("request.parent")
     }
 
     /// Tenant, 16 hexadecimal digits derived from the caller's credential.
     pub fn tenant(&self) -> Option<String> {
-        self.text(&["turnstile", "request", "tenant"])
+        self.text("request.tenant")
     }
 
     /// The agent client, when it was recognised.
     pub fn agent(&self) -> Option<String> {
-        self.text(&["turnstile", "request", "agent"])
+        self.text("request.agent")
     }
 
     /// The client's priority, signed; larger is more urgent.
     pub fn priority(&self) -> Option<i64> {
-        self.number(&["turnstile", "request", "priority"])
+        self.number("request.priority")
     }
 
     /// The client's strict tier; higher goes first.
     pub fn strict_priority(&self) -> Option<u32> {
-        self.number(&["turnstile", "request", "strict_priority"])
+        self.number("request.strict_priority")
     }
 
     /// The client's latency sensitivity, in seconds of head start.
     pub fn latency_sensitivity(&self) -> Option<f64> {
-        self.decimal(&["turnstile", "request", "latency_sensitivity"])
+        self.decimal("request.latency_sensitivity")
     }
 
     /// Output length the client expects, tokens.
     pub fn osl(&self) -> Option<u64> {
-        self.number(&["turnstile", "request", "osl"])
+        self.number("request.osl")
     }
 
     /// Estimated prompt length, tokens.
     pub fn prompt_tokens(&self) -> Option<u64> {
-        self.number(&["turnstile", "request", "prompt_tokens"])
+        self.number("request.prompt_tokens")
     }
 
     /// Whether the answer streams.
     pub fn stream(&self) -> Option<bool> {
-        self.flag(&["turnstile", "request", "stream"])
+        self.flag("request.stream")
     }
 
     /// Whether the client asked for the next turn to be warmed.
     pub fn speculative_prefill(&self) -> Option<bool> {
-        self.flag(&["turnstile", "request", "speculative_prefill"])
+        self.flag("request.speculative_prefill")
     }
 
     /// Number of this turn in its session, from 1.
     pub fn number_in_session(&self) -> Option<u64> {
-        self.number(&["turnstile", "request", "turn"])
+        self.number("request.turn")
     }
 
     /// What the client asked for its session: `Bind`, `Open` or `Close`.
     pub fn action(&self) -> Option<SessionAction> {
-        match self.text(&["turnstile", "request", "action"])?.as_str() {
+        match self.text("request.action")?.as_str() {
             "bind" => Some(SessionAction::Bind),
             "open" => Some(SessionAction::Open),
             "close" => Some(SessionAction::Close),
@@ -171,67 +182,68 @@ impl<'h> Turn<'h> {
 
     /// Idle timeout the client asked for its session, seconds.
     pub fn timeout_s(&self) -> Option<f64> {
-        self.decimal(&["turnstile", "request", "timeout_s"])
+        self.decimal("request.timeout_s")
     }
 
     /// Seed that breaks ties between equal workers the same way on every gateway.
     pub fn affinity_hash(&self) -> Option<u64> {
-        self.number(&["turnstile", "request", "affinity_hash"])
+        self.number("request.affinity_hash")
     }
 
     /// 0 at first, then the number of the retry.
     pub fn attempt(&self) -> u32 {
-        self.number(&["turnstile", "attempt"]).unwrap_or(0)
+        self.number("attempt").unwrap_or(0)
     }
 
     /// Why the last attempt failed.
     pub fn last_error(&self) -> Option<String> {
-        self.text(&["turnstile", "last_error"])
+        self.text("last_error")
     }
 
     /// The live session, in full. To learn one value of it, the methods below are cheaper.
     pub fn session(&self) -> Option<Session> {
-        self.json(&["turnstile", "session"])
+        self.json("session")
     }
 
     /// Id of the worker that holds the turn's live session. `None` without a live session.
     pub fn session_worker(&self) -> Option<String> {
-        self.text(&["turnstile", "session", "worker"])
+        self.text("session.worker")
     }
 
     /// Mode of the session: what an earlier plugin of the chain wrote, else that of the live one.
     pub fn session_mode(&self) -> Option<SessionMode> {
-        SessionMode::from_text(&self.text(&["turnstile", "session", "mode"])?)
+        SessionMode::from_text(&self.text("session.mode")?)
     }
 
     /// Time since the session's last turn ended, ms.
     pub fn session_idle_ms(&self) -> Option<u64> {
-        self.number(&["turnstile", "session", "idle_ms"])
+        self.number("session.idle_ms")
     }
 
     /// Tokens the session holds on its worker.
     pub fn session_held_tokens(&self) -> Option<u64> {
-        self.number(&["turnstile", "session", "held_tokens"])
+        self.number("session.held_tokens")
     }
 
     /// The candidates. Read once, then kept. `None` (and a warning in the log) when the table is missing or unreadable.
     pub fn workers(&self) -> Option<&Workers> {
         let read = || {
-            let table = self.host.get(&["turnstile", "workers", "table"])?;
+            let table = self.get("workers.table")?.into_owned();
             Workers::parse(table).map_err(|error| log::warn!("{error}")).ok()
         };
         self.table.get_or_init(read).as_ref()
     }
 
-    /// The worker that holds the turn's session, from the table.
+    /// The worker that holds the turn's session, if it is among the candidates: the one record, not the table.
     pub fn bound_worker(&self) -> Option<Worker> {
-        self.workers()?.bound()
+        let record = self.get("workers.bound")?.into_owned();
+        Workers::parse(record).map_err(|error| log::warn!("{error}")).ok()?.bound()
     }
 
     /// The candidates with ids and labels, from JSON: some microseconds for each worker, where [`Turn::workers`] costs a
     /// fraction of one. Use it for what the table lacks.
     pub fn worker_facts(&self) -> Option<Vec<WorkerFacts>> {
-        self.json(&["turnstile", "workers"])
+        self.json("workers")
     }
 
     /// What the built-in rule would decide: the id of its worker.
@@ -240,17 +252,17 @@ impl<'h> Turn<'h> {
         struct Default {
             target: Option<String>,
         }
-        self.json::<Default>(&["turnstile", "default"])?.target
+        self.json::<Default>("default")?.target
     }
 
     /// The worker that an earlier plugin of the chain chose.
     pub fn chosen_target(&self) -> Option<WorkerName> {
-        self.text(&["turnstile", "route", "target"]).map(|text| WorkerName::from_text(&text))
+        self.text("route.target").map(|text| WorkerName::from_text(&text))
     }
 
     /// The workers that earlier plugins of the chain excluded.
     pub fn excluded(&self) -> Vec<WorkerName> {
-        let Some(list) = self.text(&["turnstile", "route", "exclude"]) else { return Vec::new() };
+        let Some(list) = self.text("route.exclude") else { return Vec::new() };
         list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(WorkerName::from_text).collect()
     }
 
@@ -275,27 +287,35 @@ impl<'h> Turn<'h> {
         self.host.count(counter, 1);
     }
 
-    fn text(&self, path: &[&str]) -> Option<String> {
-        String::from_utf8(self.host.get(path)?).ok()
+    fn get(&self, name: &'static str) -> Option<Cow<'_, [u8]>> {
+        if let Some(Some(ahead)) = self.ahead.get()
+            && let Some(value) = ahead.find(name)
+        {
+            return value.map(Cow::Borrowed);
+        }
+        let path: Vec<&str> = std::iter::once("turnstile").chain(name.split('.')).collect();
+        self.host.get(&path).map(Cow::Owned)
     }
 
-    fn number<N: std::str::FromStr>(&self, path: &[&str]) -> Option<N> {
-        let value = self.host.get(path)?;
-        std::str::from_utf8(&value).ok()?.parse().ok()
+    fn text(&self, name: &'static str) -> Option<String> {
+        String::from_utf8(self.get(name)?.into_owned()).ok()
+    }
+
+    fn number<N: std::str::FromStr>(&self, name: &'static str) -> Option<N> {
+        std::str::from_utf8(&self.get(name)?).ok()?.parse().ok()
     }
 
     /// A finite number that may have a fraction. Read as a JSON value, whose reader is in every module already.
-    fn decimal(&self, path: &[&str]) -> Option<f64> {
-        serde_json::from_slice::<Value>(&self.host.get(path)?).ok()?.as_f64()
+    fn decimal(&self, name: &'static str) -> Option<f64> {
+        serde_json::from_slice::<Value>(&self.get(name)?).ok()?.as_f64()
     }
 
-    fn flag(&self, path: &[&str]) -> Option<bool> {
-        self.number(path)
+    fn flag(&self, name: &'static str) -> Option<bool> {
+        self.number(name)
     }
 
-    fn json<T: serde::de::DeserializeOwned>(&self, path: &[&str]) -> Option<T> {
-        let value = self.host.get(path)?;
-        read_json(&value).map_err(|error| log::warn!("{}: {error}", path.join("."))).ok()
+    fn json<T: serde::de::DeserializeOwned>(&self, name: &'static str) -> Option<T> {
+        read_json(&self.get(name)?).map_err(|error| log::warn!("turnstile.{name}: {error}")).ok()
     }
 }
 
@@ -328,32 +348,32 @@ impl<'h> Outcome<'h> {
 
     /// Token counts. `None` when the worker reported none.
     pub fn usage(&self) -> Option<Usage> {
-        self.turn.json(&["turnstile", "usage"])
+        self.turn.json("usage")
     }
 
     /// Prompt tokens that came from the cache, as the worker reported.
     pub fn cached_tokens(&self) -> Option<u64> {
-        self.turn.number(&["turnstile", "cached_tokens"])
+        self.turn.number("cached_tokens")
     }
 
     /// Time to first token, ms.
     pub fn ttft_ms(&self) -> Option<f64> {
-        self.turn.decimal(&["turnstile", "ttft_ms"])
+        self.turn.decimal("ttft_ms")
     }
 
     /// Id of the worker that served the turn.
     pub fn worker(&self) -> Option<String> {
-        self.turn.text(&["turnstile", "worker"])
+        self.turn.text("worker")
     }
 
     /// HTTP status the client got.
     pub fn status(&self) -> Option<u16> {
-        self.turn.number(&["turnstile", "status"])
+        self.turn.number("status")
     }
 
     /// Why generation ended, such as `stop`, `length` or `tool_calls`. `None` when it never ended by itself.
     pub fn finish_reason(&self) -> Option<String> {
-        self.turn.text(&["turnstile", "finish_reason"])
+        self.turn.text("finish_reason")
     }
 }
 

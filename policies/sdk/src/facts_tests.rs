@@ -36,8 +36,34 @@ fn the_table_is_read_once() {
     let host = FakeHost::new().workers(&[Worker::default().with_flags(true, false, false)]);
     let turn = Turn::new(&host);
     assert_eq!(turn.workers().map(Workers::len), Some(1));
-    assert!(turn.bound_worker().is_some());
+    assert_eq!(turn.workers().map(Workers::len), Some(1));
     assert_eq!(host.reads(), 1);
+}
+
+#[test]
+fn the_bound_worker_is_read_without_the_others() {
+    let bound = Worker { index: 4, ..Worker::default() }.with_flags(true, false, false);
+    let host = FakeHost::new().workers(&[Worker::default(), bound]);
+    assert_eq!(Turn::new(&host).bound_worker(), Some(bound));
+    let host = FakeHost::new().workers(&[Worker::default()]);
+    assert_eq!(Turn::new(&host).bound_worker(), None);
+}
+
+#[test]
+fn facts_are_the_same_read_ahead_or_one_by_one() {
+    for functions in [true, false] {
+        let mut host = FakeHost::new().fact("request.tree", "lead").fact("request.osl", 64).fact("attempt", 2);
+        if !functions {
+            host = host.without_functions();
+        }
+        let turn = Turn::new(&host);
+        turn.read_ahead(&["request.tree", "request.osl", "request.session"]);
+        assert_eq!(turn.tree().as_deref(), Some("lead"));
+        assert_eq!(turn.osl(), Some(64));
+        assert_eq!(turn.session_id(), None);
+        assert_eq!(turn.attempt(), 2, "read by itself");
+        assert_eq!(host.reads(), if functions { 2 } else { 4 });
+    }
 }
 
 #[test]

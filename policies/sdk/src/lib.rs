@@ -37,6 +37,7 @@
 //! Logic is tested natively: [`testing::FakeHost`] holds facts and collects decisions.
 #![forbid(unsafe_code)]
 
+mod bulk;
 mod decision;
 mod facts;
 #[cfg(target_arch = "wasm32")]

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
+use crate::bulk;
 use crate::{Admit, Counter, Host, Outcome, Policy, Route, Setup, Turn, Worker, parse_options};
 
 /// Holds facts, collects decisions. Names are dotted: `request.model`, `route.target`, both without `turnstile.`.
@@ -15,6 +16,7 @@ pub struct FakeHost {
     headers: BTreeMap<String, String>,
     counters: RefCell<Vec<(String, u64)>>,
     reads: Cell<usize>,
+    has_no_functions: bool,
 }
 
 impl FakeHost {
@@ -43,7 +45,17 @@ impl FakeHost {
 
     /// Sets the candidates.
     pub fn workers(self, workers: &[Worker]) -> Self {
-        self.raw_fact("workers.table", table(workers))
+        let host = self.raw_fact("workers.table", table(workers));
+        match workers.iter().find(|worker| worker.is_bound()) {
+            Some(bound) => host.raw_fact("workers.bound", table(&[*bound])),
+            None => host,
+        }
+    }
+
+    /// Makes it a host without functions, as others than the gateway are.
+    pub fn without_functions(mut self) -> Self {
+        self.has_no_functions = true;
+        self
     }
 
     /// What was decided under `name`, such as `route.target`.
@@ -61,7 +73,7 @@ impl FakeHost {
         self.counters.borrow().iter().find(|(known, _)| known == name).map_or(0, |(_, value)| *value)
     }
 
-    /// How often a policy read a property or a header.
+    /// How often a policy read a property or a header. Several that are read by one call count once.
     pub fn reads(&self) -> usize {
         self.reads.get()
     }
@@ -91,6 +103,17 @@ impl FakeHost {
     }
 }
 
+impl FakeHost {
+    fn value(&self, name: &str) -> Option<Vec<u8>> {
+        let decided = self.decided.borrow().get(name).map(|text| text.clone().into_bytes());
+        decided.or_else(|| self.facts.borrow().get(name).cloned())
+    }
+
+    fn decide(&self, name: String, value: &[u8]) {
+        self.decided.borrow_mut().insert(name, String::from_utf8_lossy(value).into_owned());
+    }
+}
+
 /// The name of a path, without the leading `turnstile`.
 fn name(path: &[&str]) -> String {
     path.strip_prefix(&["turnstile"]).unwrap_or(path).join(".")
@@ -99,13 +122,11 @@ fn name(path: &[&str]) -> String {
 impl Host for FakeHost {
     fn get(&self, path: &[&str]) -> Option<Vec<u8>> {
         self.reads.set(self.reads.get() + 1);
-        let name = name(path);
-        let decided = self.decided.borrow().get(&name).map(|text| text.clone().into_bytes());
-        decided.or_else(|| self.facts.borrow().get(&name).cloned())
+        self.value(&name(path))
     }
 
     fn set(&self, path: &[&str], value: &[u8]) {
-        self.decided.borrow_mut().insert(name(path), String::from_utf8_lossy(value).into_owned());
+        self.decide(name(path), value);
     }
 
     fn header(&self, name: &str) -> Option<Vec<u8>> {
@@ -113,8 +134,32 @@ impl Host for FakeHost {
         self.headers.get(&name.to_ascii_lowercase()).map(|value| value.clone().into_bytes())
     }
 
-    fn call(&self, _function: &str, _arguments: &[u8]) -> Option<Vec<u8>> {
-        None
+    fn call(&self, function: &str, arguments: &[u8]) -> Option<Vec<u8>> {
+        match function {
+            _ if self.has_no_functions => None,
+            "turnstile.read" => {
+                self.reads.set(self.reads.get() + 1);
+                let mut values = Vec::new();
+                for name in String::from_utf8_lossy(arguments).split('\n') {
+                    match self.value(name.strip_prefix("turnstile.").unwrap_or(name)) {
+                        Some(value) => values.extend([&bulk::length(value.len())[..], &value].concat()),
+                        None => values.extend(u32::MAX.to_le_bytes()),
+                    }
+                }
+                Some(values)
+            }
+            "turnstile.write" => {
+                let mut rest = arguments;
+                let mut count = 0;
+                while let (Some(Some(name)), Some(Some(value))) = (bulk::take(&mut rest), bulk::take(&mut rest)) {
+                    let name = String::from_utf8_lossy(name).into_owned();
+                    self.decide(name.strip_prefix("turnstile.").unwrap_or(&name).to_owned(), value);
+                    count += 1;
+                }
+                Some(format!("{count}").into_bytes())
+            }
+            _ => None,
+        }
     }
 
     fn define_counter(&self, name: &str) -> Counter {
