@@ -67,7 +67,13 @@ impl Policy for SessionBinding {
 
 impl Route for SessionBinding {
     fn route(&mut self, turn: &Turn<'_>) -> Decision {
-        turn.read_ahead(&["request.session", "request.action", "request.timeout_s", "session.idle_ms", "workers.bound"]);
+        turn.read_ahead(&[
+            "request.session",
+            "request.action",
+            "request.timeout_s",
+            "session.idle_ms",
+            "workers.bound",
+        ]);
         let request = Self::request(turn);
         let Some(binding) = decide(&request, &self.options) else { return Decision::none() };
         self.count(turn, binding.action);
