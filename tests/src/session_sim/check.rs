@@ -42,6 +42,8 @@ pub struct Truth {
     engines: BTreeMap<Arc<str>, EngineTruth>,
     /// Turns that a client of deltas believes to be in its context.
     known: BTreeMap<SessionKey, Vec<usize>>,
+    /// The same at the moment at which an attempt began: what was answered since came after it.
+    expected: BTreeMap<usize, Vec<usize>>,
     /// Turns in the engine session up to that of an attempt.
     seen: BTreeMap<usize, usize>,
     arrived: BTreeSet<usize>,
@@ -147,6 +149,11 @@ impl Truth {
         self.check(usage.prompt_tokens == expected, "a context is not the turns that were finished in it");
     }
 
+    /// An attempt begins.
+    pub fn began(&mut self, attempt: usize, key: SessionKey) {
+        self.expected.insert(attempt, self.known.get(&key).cloned().unwrap_or_default());
+    }
+
     /// A client of deltas has its answer.
     pub fn answered(
         &mut self,
@@ -160,12 +167,13 @@ impl Truth {
             let length = *self.seen.get(&attempt)?;
             engine.turns.get(..length).map(<[usize]>::to_vec)
         });
+        let expected = self.expected.remove(&attempt).unwrap_or_default();
         let known = self.known.entry(key).or_default();
         let mut holds = true;
         let counted = match note {
             None => {
                 let seen = seen.unwrap_or_default();
-                holds = known.iter().all(|earlier| seen.contains(earlier)) && seen.last() == Some(&turn);
+                holds = expected.iter().all(|earlier| seen.contains(earlier)) && seen.last() == Some(&turn);
                 known.push(turn);
                 "answers with their context"
             }

@@ -259,6 +259,7 @@ impl World {
             over: false,
         });
         self.open.insert(attempt);
+        self.truth.began(attempt, self.turns[turn].key);
         self.turns[turn].stage = Stage::Placed(attempt);
         self.turns[turn].attempts += 1;
         self.wait_no_more(turn);
