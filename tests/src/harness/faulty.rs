@@ -5,7 +5,7 @@
 
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -77,7 +77,9 @@ pub struct Faulty {
 
 struct Shared {
     worker: Mutex<SocketAddr>,
-    broken: Arc<Mutex<HashSet<String>>>,
+    number: usize,
+    /// The door where each request came in first, and whether its answer was broken there.
+    broken: Arc<Mutex<HashMap<String, (usize, bool)>>>,
     /// Requests whose clients have the beginning of their answers.
     begun: Arc<Mutex<HashSet<String>>>,
 }
@@ -89,10 +91,10 @@ impl Faulty {
     pub async fn start(count: usize, config: &SimConfig) -> Vec<Self> {
         let (broken, begun) = (Arc::default(), Arc::default());
         let mut all = Vec::new();
-        for _ in 0..count {
+        for number in 0..count {
             let sim = SimWorker::start("127.0.0.1:0", config.clone()).await.unwrap();
             let (broken, begun) = (Arc::clone(&broken), Arc::clone(&begun));
-            let shared = Arc::new(Shared { worker: Mutex::new(sim.addr()), broken, begun });
+            let shared = Arc::new(Shared { worker: Mutex::new(sim.addr()), number, broken, begun });
             let addr = "127.0.0.1:0".parse().unwrap();
             let mut worker = Self { addr, sim, shared, listener: None, door: JoinSet::new() };
             worker.accept().await;
@@ -188,18 +190,17 @@ impl Asked {
         })
     }
 
-    /// What to break. On a connection that was used before (`reused`) a break before the head is no fault of the worker, so it
-    /// is not the one asked for.
-    fn fault(&self, broken: &Mutex<HashSet<String>>, reused: bool) -> Option<Break> {
+    /// What to break. `once` breaks at the door where the request came in first, and there only. On a connection that was used
+    /// before (`reused`) a break before the head may be taken for a stale connection, so it is not yet the one asked for.
+    fn fault(&self, shared: &Shared, reused: bool) -> Option<Break> {
         let (when, kind) = self.header(FAULT)?.split_once(' ')?;
         let kind = Break::ALL.iter().find(|(_, name)| *name == kind).unwrap_or_else(|| panic!("no fault {kind}")).0;
-        let mut broken = broken.lock();
+        let mut broken = shared.broken.lock();
+        let (door, done) = broken.entry(self.id().to_owned()).or_insert((shared.number, false));
+        let breaks = *door == shared.number && !*done;
         let before = matches!(kind, Break::ResetBefore | Break::CloseBefore | Break::HalfCloseBefore);
-        let first = match reused && before {
-            true => !broken.contains(self.id()),
-            false => broken.insert(self.id().to_owned()),
-        };
-        (when == "always" || first).then_some(kind)
+        *done |= breaks && !(reused && before);
+        (when == "always" || breaks).then_some(kind)
     }
 
     fn id(&self) -> &str {
@@ -211,7 +212,7 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>) {
     let mut buffer = BytesMut::new();
     for request in 0.. {
         let Some(asked) = read_request(&mut stream, &mut buffer).await else { return };
-        match asked.fault(&shared.broken, request > 0) {
+        match asked.fault(&shared, request > 0) {
             None => {
                 let answer = ask(&shared, &asked).await;
                 if answer.is_empty() || stream.write_all(&answer).await.is_err() {

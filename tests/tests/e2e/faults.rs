@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use turnstile_sim::SimConfig;
 use turnstile_tests::harness::{
-    Answer, Break, CHAT, FAULT, Faulty, Request, Rig, Samples, Setup, WorkerExt, chat, chat_with, until,
+    Answer, Break, CHAT, FAULT, Faulty, Request, Rig, Samples, Setup, WorkerExt, built_in, chat, chat_with, until,
 };
 
 const GENERATE: &str = "/generate";
@@ -61,11 +61,16 @@ fn sim() -> SimConfig {
     }
 }
 
-/// Workers whose health is known once, so that only turns find the fault. Nothing is taken out, so that cells do not change each
-/// other.
+/// Workers whose health is known once, so that only turns find the fault. Nothing is taken out, no session moves because another
+/// worker is cheaper, and what others do there costs nothing, so that cells do not change each other.
 fn setup(workers: &[Faulty]) -> Setup {
+    let [queue, binding, affinity] = built_in();
+    let alone = ["margin_ms = 3600000", "decode_ms_per_request = 0", "kv_pressure_ms = 0", "queue_ms = 0"];
+    let affinity = alone.iter().fold(affinity, |affinity, option| affinity.key(format!("config.{option}")));
+    let stay = [queue, binding, affinity];
     let setup = workers.iter().fold(Setup::new().workers(0), |setup, worker| setup.external(worker.url()));
     setup
+        .plugins(&stay)
         .set("routing.unhealthy_after", "1000")
         .set("routing.probe_interval_ms", "3600000")
         .set("routing.load_interval_ms", "3600000")
