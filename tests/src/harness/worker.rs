@@ -1,7 +1,9 @@
 //! What tests ask of a simulated worker beyond its own functions.
 
 use super::client::{Request, send};
+use super::wait::until;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 use turnstile_sim::{Recorded, SimWorker};
 
 /// Tests' view of a simulated worker.
@@ -14,6 +16,8 @@ pub trait WorkerExt {
     fn hold(&self) -> impl Future<Output = ()>;
     /// Lets the engine go on.
     fn release(&self) -> impl Future<Output = ()>;
+    /// Ends it as a crash does, and waits until connections to it are refused.
+    fn die(&self) -> impl Future<Output = ()>;
     /// `host:port`, which is its id in a gateway.
     fn id(&self) -> String;
 }
@@ -37,6 +41,13 @@ impl WorkerExt for SimWorker {
 
     async fn release(&self) {
         control(self, &json!({"kind": "unwedge"})).await;
+    }
+
+    async fn die(&self) {
+        self.kill();
+        // Until then the port takes connections, which end without an answer: a fault of another kind.
+        self.died().await;
+        until("connections are refused", async || TcpStream::connect(self.addr()).await.is_err()).await;
     }
 
     fn id(&self) -> String {

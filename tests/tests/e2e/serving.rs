@@ -202,7 +202,7 @@ async fn health_follows_the_workers_and_liveness_does_not() {
     for path in ["/health", "/ready", "/live"] {
         assert_eq!(rig.get(path).await.status, 200, "{path}");
     }
-    rig.worker().kill();
+    rig.worker().die().await;
     turnstile_tests::harness::until("the worker is missed", async || rig.gateway().ready_workers() == 0).await;
     for (path, status) in [("/health", 503), ("/ready", 503), ("/live", 200)] {
         assert_eq!(rig.get(path).await.status, status, "{path}");

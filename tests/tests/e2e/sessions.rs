@@ -197,7 +197,7 @@ async fn a_session_of_a_dead_worker_is_bound_anew() {
     for action in ["bind", "open"] {
         let rig = tagged().workers(2).start().await;
         let first = worker_of(&ask(&rig, "one", "s", Some(action)).await);
-        rig.worker_by_id(&first).kill();
+        rig.worker_by_id(&first).die().await;
         let second = worker_of(&ask(&rig, "two", "s", None).await);
         assert_ne!(first, second);
         for _ in 0..3 {

@@ -227,7 +227,7 @@ async fn a_session_on_a_dead_worker_goes_on_elsewhere() {
     let rig = setup().workers(2).start().await;
     let first = ask(&rig, "one", Some("open")).await;
     let dead = rig.worker_by_id(first.header("x-turnstile-worker").unwrap());
-    dead.kill();
+    dead.die().await;
     let answer = ask(&rig, " two", None).await;
     assert_ne!(answer.header("x-turnstile-worker"), Some(dead.id().as_str()));
     ask(&rig, " three", Some("close")).await;
