@@ -36,8 +36,6 @@ pub enum Kind {
     ExpectationFailed,
     /// Another turn of the same streaming session is running.
     SessionBusy,
-    /// `open_session` was refused or failed on the worker.
-    SessionOpen,
     /// The listener has as many connections as it may.
     TooManyConnections,
     /// The queue is full.
@@ -112,7 +110,7 @@ pub struct Row {
 
 impl Kind {
     /// Every kind, for tests and documentation.
-    pub const ALL: [Kind; 34] = [
+    pub const ALL: [Kind; 33] = [
         Kind::BadRequest,
         Kind::Unauthorized,
         Kind::NotFound,
@@ -125,7 +123,6 @@ impl Kind {
         Kind::UnsupportedEncoding,
         Kind::ExpectationFailed,
         Kind::SessionBusy,
-        Kind::SessionOpen,
         Kind::TooManyConnections,
         Kind::QueueFull,
         Kind::QueueTimeout,
@@ -176,7 +173,6 @@ impl Kind {
             Kind::UnsupportedEncoding => row(415, BAD, BAD, "unsupported_encoding", Blame::Client),
             Kind::ExpectationFailed => row(417, BAD, BAD, "expectation_failed", Blame::Client),
             Kind::SessionBusy => row(409, "conflict_error", BAD, "session_busy", Blame::Client),
-            Kind::SessionOpen => row(502, "server_error", "api_error", "session_open_failed", Blame::Worker),
             Kind::TooManyConnections => {
                 row(503, "overloaded_error", "overloaded_error", "too_many_connections", Blame::Load)
             }

@@ -7,7 +7,7 @@ use turnstile_tests::harness::{
 };
 
 /// The protocols, each by a path and a body.
-fn asked(stream: bool) -> Vec<(&'static str, Value)> {
+pub(super) fn asked(stream: bool) -> Vec<(&'static str, Value)> {
     let messages = json!([{"role": "user", "content": "Hello [[sim:tokens=40]]"}]);
     vec![
         (CHAT, json!({"model": "sim", "messages": messages, "stream": stream})),
@@ -19,7 +19,7 @@ fn asked(stream: bool) -> Vec<(&'static str, Value)> {
 }
 
 /// An error as its protocol has it: message, code, OpenAI type, Anthropic type.
-struct Wanted {
+pub(super) struct Wanted {
     status: u16,
     message: &'static str,
     code: &'static str,
@@ -27,7 +27,7 @@ struct Wanted {
     anthropic: &'static str,
 }
 
-const fn wanted(
+pub(super) const fn wanted(
     status: u16,
     code: &'static str,
     openai: &'static str,
@@ -37,7 +37,7 @@ const fn wanted(
     Wanted { status, message, code, openai, anthropic }
 }
 
-fn assert_told(path: &str, answer: &Answer, wanted: &Wanted) {
+pub(super) fn assert_told(path: &str, answer: &Answer, wanted: &Wanted) {
     assert_eq!(answer.status, wanted.status, "{path}: {}", answer.text());
     assert_eq!(answer.header("content-type"), Some("application/json"), "{path}");
     assert!(answer.complete && answer.header("x-request-id").is_some(), "{path}");
@@ -59,7 +59,7 @@ fn assert_told(path: &str, answer: &Answer, wanted: &Wanted) {
     }
 }
 
-const INVALID: &str = "invalid_request_error";
+pub(super) const INVALID: &str = "invalid_request_error";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_worker_says_is_told_in_the_tables_words_and_the_protocols_shape() {
@@ -158,7 +158,7 @@ async fn what_a_worker_says_is_told_in_the_tables_words_and_the_protocols_shape(
             assert_eq!((&record["error"], &record["end"]), (&json!(wanted.code), &json!("worker_error")), "{path}");
         }
     }
-    assert_eq!(rig.metric("turnstile_refusals_total", &[("reason", "request_refused")]).await, 0.0);
+    assert_eq!(rig.metric("turnstile_refusals_total", &[("code", "request_refused")]).await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -348,7 +348,7 @@ async fn assert_refused(rig: &Rig, wanted: &Wanted, retry_after: Option<&str>) {
 async fn without_a_worker_the_client_is_told_when_they_are_looked_at_again() {
     let rig = Setup::new().set("routing.probe_interval_ms", "2500").set("routing.unhealthy_after", "1").start().await;
     for worker in &rig.workers {
-        worker.kill();
+        worker.die().await;
     }
     until("no worker is ready", async || rig.gateway().ready_workers() == 0).await;
     let wanted = wanted(503, "no_worker", "server_error", "overloaded_error", "no worker is ready");
@@ -437,7 +437,7 @@ async fn silent_and_unreachable_workers_are_told_in_every_protocol() {
             wanted(504, "worker_timeout", "server_error", "timeout_error", "the worker did not answer in time");
         assert_told(path, &rig.post(path, &request).await, &wanted);
     }
-    rig.worker().kill();
+    rig.worker().die().await;
     let gone = wanted(502, "worker_unreachable", "server_error", "api_error", "no worker could be reached");
     assert_refused(&rig, &gone, Some("1")).await;
 }
