@@ -104,6 +104,7 @@ fn defaults_are_the_documented_ones() {
         }
     );
     assert_eq!(config.limits.body_bytes.bytes(), 67_108_864);
+    assert_eq!(config.retry.lost_workers, 2);
     assert_eq!((config.retry.attempts, config.retry.backoff_ms, config.retry.max_backoff_ms), (3, 50, 2_000));
     assert_eq!((config.retry.budget_ratio, config.retry.budget_floor_per_s), (0.2, 10));
     let ejection =

@@ -67,7 +67,7 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnError {
-    /// The request is answered with an error.
+    /// The request is answered with an error. A response of which the client has some already is cut.
     Closed,
     /// The request goes on as if the plugin were not there.
     Open,

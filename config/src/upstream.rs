@@ -83,10 +83,10 @@ pub struct Limits {
     #[schemars(range(min = 1, max = 10_000))]
     pub http2_streams: u32,
     /// Side requests that wait or run at a time; one worker gets half of them. A prefill that finds no place is dropped, a
-    /// close of a session is sent later. Aborts are counted apart, up to the same number.
+    /// close of a session is sent later. Aborts are counted apart, within the same bounds.
     #[schemars(range(min = 1, max = 1_000_000), extend("x-restart" = true))]
     pub side_queue: u64,
-    /// Side requests that are sent to one worker at a time, aborts not counted.
+    /// Side requests that are sent to one worker at a time; as many aborts besides.
     #[schemars(range(min = 1, max = 1_000))]
     pub side_per_worker: u32,
 }
@@ -98,6 +98,11 @@ pub struct Retry {
     /// Attempts for one request, the first included.
     #[schemars(range(min = 1, max = 100))]
     pub attempts: u32,
+    /// Workers that one request may be tried on when each of them is lost before its first byte: the connection broke, or nothing
+    /// moved any more. The request may be what they do not survive, so it must not go through all of them. Workers that could
+    /// not be connected to do not count: they have seen nothing of it.
+    #[schemars(range(min = 1, max = 100))]
+    pub lost_workers: u32,
     /// Milliseconds before the second attempt, of which up to a half is taken off at random; doubled for each one after it.
     #[schemars(range(min = 0, max = 60_000))]
     pub backoff_ms: u64,
@@ -183,7 +188,14 @@ impl Default for Limits {
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { attempts: 3, backoff_ms: 50, max_backoff_ms: 2_000, budget_ratio: 0.2, budget_floor_per_s: 10 }
+        Self {
+            attempts: 3,
+            lost_workers: 2,
+            backoff_ms: 50,
+            max_backoff_ms: 2_000,
+            budget_ratio: 0.2,
+            budget_floor_per_s: 10,
+        }
     }
 }
 

@@ -59,7 +59,7 @@ pub struct WorkerError {
 /// What the first event of a stream was. Until it is known, the answer can still be given up for a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstEvent<'a> {
-    /// It has not arrived.
+    /// It has not arrived, or what has arrived only says that the worker took the request ([`Observer::has_opened`]).
     None,
     /// An ordinary event.
     Data,
@@ -107,6 +107,8 @@ struct Watch {
     first: First,
     /// The event at hand is an error.
     failing: bool,
+    /// An event came that says no more than that the worker took the request.
+    opened: bool,
     reply: Option<ReplyBuilder>,
 }
 
@@ -133,7 +135,15 @@ impl Observer {
         let reply = (options.collect_reply && route == Route::Chat).then(|| ReplyBuilder::new(options.max_reply_bytes));
         Self {
             framing: if stream { Framing::Sse(sse::Stream::default()) } else { Framing::Json(json::Body::default()) },
-            watch: Watch { route, options, seen: Observation::default(), first: First::Unknown, failing: false, reply },
+            watch: Watch {
+                route,
+                options,
+                seen: Observation::default(),
+                first: First::Unknown,
+                failing: false,
+                opened: false,
+                reply,
+            },
         }
     }
 
@@ -177,6 +187,12 @@ impl Observer {
             (First::Error, Some(error)) => FirstEvent::Error(error),
             _ => FirstEvent::Data,
         }
+    }
+
+    /// Whether the stream has begun with events that say no more than that the worker took the request: the worker of a
+    /// Responses stream sends them at once, and may refuse the request after them.
+    pub fn has_opened(&self) -> bool {
+        self.watch.opened
     }
 
     /// What is known so far.

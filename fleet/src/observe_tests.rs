@@ -306,6 +306,25 @@ fn an_error_as_first_event_is_known_before_anything_is_committed() {
 }
 
 #[test]
+fn a_stream_of_responses_has_not_begun_with_the_events_that_only_open_it() {
+    let event = |kind: &str, more: &str| format!("event: {kind}\ndata: {{\"type\":\"{kind}\"{more}}}\n\n");
+    let opening = [event("response.created", ""), event("response.in_progress", "")].concat();
+    let failed =
+        event("response.failed", ",\"response\":{\"status\":\"failed\",\"error\":{\"code\":503,\"message\":\"full\"}}");
+    let delta = event("response.output_text.delta", ",\"delta\":\"x\"");
+    for (next, fails) in [(failed, true), (delta, false)] {
+        let mut observer = Observer::new(Route::Responses, true, ObserveOptions::default());
+        let mut out = Vec::new();
+        assert!(!observer.has_opened());
+        observer.push(Bytes::from(opening.clone()), &mut out);
+        assert!(observer.has_opened() && observer.first_event() == FirstEvent::None);
+        observer.push(Bytes::from(next.clone()), &mut out);
+        assert_eq!(matches!(observer.first_event(), FirstEvent::Error(error) if error.status == 503), fails);
+        assert_eq!(out.concat(), [opening.as_bytes(), next.as_bytes()].concat(), "nothing is changed");
+    }
+}
+
+#[test]
 fn tool_calls_are_named_and_put_together() {
     let recorded = named("chat_tools_required_stream");
     let outcome = whole(&recorded, &collecting());

@@ -5,7 +5,7 @@
 //! that pauses is asked again by its ticks; one that stays paused for [`PAUSE_LIMIT`] has failed.
 
 use crate::errors::{Kind, Refusal};
-use crate::forward::relay::ResponseFilter;
+use crate::forward::relay::{ResponseFilter, Stop};
 use crate::gateway::Gateway;
 use crate::generation::Generation;
 use crate::policy::RequestHead;
@@ -195,7 +195,8 @@ impl FilterRun {
     /// The response body, chunk by chunk.
     pub fn response_body(&mut self) -> ChunkFilter<'_> {
         let held = self.streams.iter().map(|_| BytesMut::new()).collect();
-        ChunkFilter { run: self, held }
+        let reach = self.entered;
+        ChunkFilter { run: self, held, reach }
     }
 
     /// The request as the filters left it.
@@ -259,6 +260,11 @@ impl FilterRun {
     }
 
     fn failed(&mut self, at: usize, kind: FaultKind, message: &str) -> Option<FilterVerdict> {
+        self.given_up(at, kind, message).map(|words| FilterVerdict::Failed(Refusal::new(Kind::Plugin, words)))
+    }
+
+    /// Takes a filter that failed out of the exchange. What to tell the client, if nothing may pass without it.
+    fn given_up(&mut self, at: usize, kind: FaultKind, message: &str) -> Option<String> {
         let plugin = self.generation.chain.get(at)?;
         tracing::warn!(plugin = %plugin.name, %kind, message, "filter failed");
         if let Some(slot) = self.streams.get_mut(at) {
@@ -266,9 +272,7 @@ impl FilterRun {
         }
         match plugin.on_error {
             OnError::Open => None,
-            OnError::Closed | OnError::Fallback => {
-                Some(FilterVerdict::Failed(Refusal::new(Kind::Plugin, format!("the filter {} failed", plugin.name))))
-            }
+            OnError::Closed | OnError::Fallback => Some(format!("the filter {} failed", plugin.name)),
         }
     }
 }
@@ -306,12 +310,14 @@ impl Side {
 pub struct ChunkFilter<'a> {
     run: &'a mut FilterRun,
     held: Vec<BytesMut>,
+    /// How many of them, from the first, see what comes: once one has ended the answer, those in front of it.
+    reach: usize,
 }
 
 impl ResponseFilter for ChunkFilter<'_> {
-    fn chunk(&mut self, chunk: Bytes, end: bool) -> Bytes {
+    fn chunk(&mut self, chunk: Bytes, end: bool) -> Result<Bytes, Stop> {
         let mut chunk = chunk;
-        for at in (0..self.run.entered).rev() {
+        for at in (0..self.reach).rev() {
             let plugin = self.run.generation.chain.get(at).map(|c| &c.plugin);
             let wants = plugin.is_some_and(|plugin| plugin.exports(Callback::ResponseBody));
             let most = plugin.map_or(0, |plugin| plugin.spec().limits.held_body_bytes);
@@ -323,33 +329,36 @@ impl ResponseFilter for ChunkFilter<'_> {
             }
             if !held.is_empty() {
                 held.extend_from_slice(&chunk);
-                chunk = held.split().freeze();
+                chunk = std::mem::take(held).freeze();
             }
             let size = chunk.len();
             self.run.env.chunk = Body::new(chunk);
             let outcome = stream.on_response_body(&mut self.run.env, size, end);
             chunk = std::mem::take(&mut self.run.env.chunk).bytes;
-            match outcome {
-                Ok(outcome) if outcome.paused_response() && !end && chunk.len() > most => {
-                    tracing::warn!(plugin = %stream.plugin_name(), bytes = chunk.len(), "filter holds too much of a response");
-                    if let Some(slot) = self.run.streams.get_mut(at) {
-                        *slot = None;
+            let failed = match outcome {
+                Ok(mut outcome) => {
+                    if let Some(response) = outcome.effects.local_response.take() {
+                        self.reach = at;
+                        return Err(Stop::Answers(response));
                     }
-                }
-                Ok(outcome) if outcome.paused_response() && !end => {
-                    held.extend_from_slice(&chunk);
-                    chunk = Bytes::new();
-                }
-                Ok(_) => {}
-                Err(fault) => {
-                    // The head is out: all that is left is to let the rest pass.
-                    tracing::warn!(plugin = %fault.plugin, kind = %fault.kind, "filter failed on a response body");
-                    if let Some(slot) = self.run.streams.get_mut(at) {
-                        *slot = None;
+                    let holds = outcome.paused_response() && !end;
+                    if holds && chunk.len() <= most {
+                        // Nobody else holds it, so that what is held is not copied with every chunk.
+                        *held = BytesMut::from(std::mem::take(&mut chunk));
                     }
+                    // Nothing is left of a chunk that is held.
+                    (holds && !chunk.is_empty())
+                        .then(|| (FaultKind::Memory, format!("it holds more than {most} bytes of a response body")))
                 }
+                Err(fault) => Some((fault.kind, fault.message)),
+            };
+            if let Some((kind, message)) = failed
+                && let Some(words) = self.run.given_up(at, kind, &message)
+            {
+                self.reach = at;
+                return Err(Stop::Failed(words));
             }
         }
-        chunk
+        Ok(chunk)
     }
 }

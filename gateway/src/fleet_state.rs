@@ -296,6 +296,10 @@ impl WorkerEvents for Fleet {
         self.take_off_wedged(worker);
     }
 
+    fn stuck(&self, worker: &Arc<Worker>) {
+        self.take_turns_off(worker);
+    }
+
     fn room(&self, worker: &Arc<Worker>) {
         let _ = worker;
         self.admission.dispatch();

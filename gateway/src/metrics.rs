@@ -264,13 +264,14 @@ impl Metrics {
                 "turnstile_attempts_total",
                 "Attempts on workers, by worker and result: ok, client_gone, connect, timeout, broken, protocol (no HTTP, \
                  1xx or 3xx), stuck (taken off a worker on which nothing moves), status_4xx, status_5xx, overloaded, \
-                 error_event, cut",
+                 error_event, cut, plugin_failed and plugin_answer (ended by a filter that saw the answer's body)",
                 &["worker", "result"],
             )?,
             retries: b.counter(
                 "turnstile_retries_total",
                 "Retries of failed attempts, by pool and result: retried, or not for want of attempts (retry.attempts), \
-                 budget (retry.budget_ratio) or another worker (no_worker)",
+                 budget (retry.budget_ratio) or another worker (no_worker), or because it lost too many workers already \
+                 (retry.lost_workers)",
                 &["pool", "result"],
             )?,
             worker_faults: b.counter(

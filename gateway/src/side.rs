@@ -1,8 +1,8 @@
 //! Side requests: requests of ours to workers, off the client's path. Their errors never reach a client.
 //!
 //! All of them together are bounded, and one worker has no more than its share of that, so that a hung worker leaves room for
-//! the others. A close that fails or finds no room is not lost: the session table sends it again. Aborts have a room of their
-//! own: they make places free, and a turn may be waiting for them. What is meant for a worker that the configuration no
+//! the others. A close that fails or finds no room is not lost: the session table sends it again. Aborts have room and places of
+//! their own, with the same bounds: they make places free, and a turn may be waiting for them. What is meant for a worker that the configuration no
 //! longer names is cancelled, but for closes, which are tried once.
 
 use crate::metrics::Metrics;
@@ -168,11 +168,13 @@ impl SideRequests {
         let room = Arc::clone(room).try_acquire_owned().ok()?;
         let key = (request.worker.index, request.kind);
         let mut pending = self.pending.lock();
-        let of_worker: usize = pending
-            .range((key.0, SideKind::CloseSession)..=(key.0, SideKind::Prefill))
-            .map(|(_, pending)| pending.pending)
-            .sum();
-        if request.kind != SideKind::Abort && of_worker >= (self.capacity / WORKER_SHARE).max(1) {
+        // Those that share the room.
+        let kinds = match request.kind {
+            SideKind::CloseSession | SideKind::Prefill => SideKind::CloseSession..=SideKind::Prefill,
+            SideKind::Abort => SideKind::Abort..=SideKind::Abort,
+        };
+        let of_worker = pending.range((key.0, *kinds.start())..=(key.0, *kinds.end()));
+        if of_worker.map(|(_, pending)| pending.pending).sum::<usize>() >= (self.capacity / WORKER_SHARE).max(1) {
             return None;
         }
         let one = pending.entry(key).or_insert_with(|| Pending {
@@ -302,12 +304,13 @@ async fn tries(request: &SideRequest, upstream: &Upstream, metrics: &Metrics, pe
     }
 }
 
-/// One try, with a place on the worker held only as long as it runs. Aborts need none.
+/// One try, with a place on the worker held only as long as it runs.
 async fn once(request: &SideRequest, upstream: &Upstream, per_worker: usize) -> Result<Reply, ExchangeError> {
-    let _place = match request.kind {
-        SideKind::Abort => None,
-        SideKind::CloseSession | SideKind::Prefill => Some(request.worker.side_places().enter(per_worker).await),
+    let places = match request.kind {
+        SideKind::Abort => request.worker.abort_places(),
+        SideKind::CloseSession | SideKind::Prefill => request.worker.side_places(),
     };
+    let _place = places.enter(per_worker).await;
     let target = request.worker.target().ok_or(ExchangeError::Unresolved)?;
     let body = Some(request.body.clone());
     upstream.exchange(&target, "POST", request.kind.path(), body, request.timeout, REPLY_LIMIT).await

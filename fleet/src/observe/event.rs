@@ -52,6 +52,10 @@ pub(super) fn observe(event: &Event<'_>, watch: &mut Watch) -> Verdict {
             Verdict::Keep
         }
         (_, Protocol::Responses) => {
+            if matches!(kind_of(event), b"response.created" | b"response.queued" | b"response.in_progress") {
+                watch.opened = true;
+                return Verdict::Keep;
+            }
             responses(event, watch);
             Verdict::Keep
         }

@@ -123,6 +123,11 @@ impl Ejections {
         self.now
     }
 
+    /// Whether it is out because nothing moves on it.
+    pub fn is_wedged(&self) -> bool {
+        self.now.is_some_and(|out| out.cause == EjectionCause::Wedge)
+    }
+
     /// Faults since the last success.
     pub fn faults_in_a_row(&self) -> u32 {
         self.in_a_row
@@ -178,8 +183,7 @@ impl Ejections {
     /// A load report. `heard` counts what the worker has sent to our turns, which is movement too.
     pub fn report(&mut self, load: &Load, heard: u64, now_ms: u64, options: &EjectionOptions) -> Option<MotionChange> {
         let moved = self.motion.look(load, heard, now_ms);
-        let wedged = self.now.is_some_and(|out| out.cause == EjectionCause::Wedge);
-        if wedged && moved {
+        if self.is_wedged() && moved {
             self.end(now_ms);
             return Some(MotionChange::Moving);
         }

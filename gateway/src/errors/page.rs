@@ -42,7 +42,7 @@ addresses, request ids, stack traces, or the request that SGLang quotes, and is 
 | 429, 503, and 400 whose text begins with `503:` (Responses) | `worker_overloaded` |
 | 504 | `worker_timeout` |
 | other 5xx | `worker_failed` with that status and no reason, as that is told in the worker's own terms |
-| a stream of status 200 whose first event is an error | what its status above says: an HTTP status and a body, no stream |
+| a stream of status 200 whose first event is an error | what its status above says: an HTTP status and a body, no stream. `response.created` and `response.in_progress`, which a worker sends before it has looked at the request, are held back for up to 5 s and do not count as the first |
 | 1xx, 3xx, anything else | `worker_protocol` |
 | a body that is no JSON | the line of its status, with a general message |
 
@@ -60,6 +60,11 @@ Once some of an answer has reached the client, no other worker is tried. What th
 
 On HTTP/2 the stream is reset where on HTTP/1.1 the connection ends. The part of an event that came before the cut is not sent.
 `timeouts.total_s` ends an answer in the same way, without the last event if the client was not reading.
+
+A filter that fails on the body of an answer and has `on_error = \"closed\"`, or holds more of it than it may, ends it too: with
+`plugin_failed` as long as nothing has reached the client, else by cutting it, the last event (`plugin_failed`) seen by the
+filters in front of it only. One that answers in the worker's place (`send_http_response`) is sent to the client in the first
+case, and cuts the answer in the second, as in Envoy. The worker's part is aborted; nothing of it counts against the worker.
 
 A page of another origin may read errors as it may read the answers of workers: a request with `Origin` is answered with
 `access-control-allow-origin`.
@@ -138,12 +143,11 @@ impl Kind {
             Kind::ExpectationFailed => "an `Expect` other than `100-continue`",
             Kind::TooManyConnections => "`limits.connections` are open on the listener",
             Kind::SessionBusy => "another turn of the same streaming session runs",
-            Kind::SessionOpen => "a worker refused to open the session",
             Kind::QueueFull => "too many turns, or too many bytes, wait",
             Kind::QueueTimeout => "no worker had room in time",
             Kind::NoWorker => "no worker of the pool is ready",
             Kind::Draining => "the gateway is shutting down",
-            Kind::Plugin => "a plugin with `on_error = \"closed\"` failed",
+            Kind::Plugin => "a plugin with `on_error = \"closed\"` failed (also as the last event of a stream)",
             Kind::Upstream => "no worker could be reached, or the last one tried broke off before its answer",
             Kind::UpstreamTimeout => "the worker, or all of the request, took too long",
             Kind::UpstreamProtocol => "the worker's answer was none",
@@ -158,7 +162,9 @@ impl Kind {
             Kind::WorkerOverloaded => "the workers that were tried are full",
             Kind::WorkerFailed => "the workers that were tried failed",
             Kind::ClientGone => "the client left first (in logs and metrics only)",
-            Kind::Internal => "a fault of the gateway",
+            Kind::Internal => {
+                "a fault of the gateway: nothing that clients, workers or plugins do is known to bring it about"
+            }
         }
     }
 

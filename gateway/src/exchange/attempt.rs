@@ -9,7 +9,7 @@ use crate::filters::FilterVerdict;
 use crate::forward::AttemptFault;
 use crate::forward::forwarded::Origin;
 use crate::forward::open::{Opened, Outgoing, Watch, open, streams};
-use crate::forward::relay::{Ending, LateHeaders, RelayLimits, Relayed, ResponseFilter, relay};
+use crate::forward::relay::{Ending, LateHeaders, RelayLimits, Relayed, ResponseFilter, Stop, relay};
 use crate::forward::request::{Framing, Onward, for_client, for_worker};
 use crate::placement::{self, Placed};
 use crate::request_id::random_hex;
@@ -24,11 +24,14 @@ use turnstile_fleet::observe::{Observation, Observer};
 use turnstile_fleet::route::Route;
 use turnstile_fleet::session::{AttemptEnd, ContextNote, Refused, SessionMode, Usage};
 use turnstile_fleet::turn::{Turn, UpstreamPlan};
+use turnstile_plugins::LocalResponse;
 
 /// What came of an attempt.
 pub(super) enum Attempted {
     /// The client has its answer, or as much of it as there was.
     Answered(Connection),
+    /// A filter answers in the worker's place. Nothing reached the client.
+    Filtered(Box<LocalResponse>),
     /// Nothing reached the client.
     Again {
         /// What went wrong.
@@ -63,7 +66,8 @@ impl<'a, 'b> Attempt<'a, 'b> {
             return Err(Refusal::new(Kind::Internal, "the worker is gone"));
         };
         let Some(target) = worker.target() else {
-            let fault = AttemptFault::Connect { reason: "the worker's address is not known".into(), timeout: false };
+            let reason = "the worker's address is not known".into();
+            let fault = AttemptFault::Connect { reason, timeout: false, sent: false };
             return Ok(Attempted::Again { fault, replayable: true });
         };
         self.session.open(&worker).await;
@@ -261,7 +265,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
             None => None,
         };
         super::last_answer_if_stopping(self.progress.gateway, client);
-        let relayed = relay(client, &mut opened, head, &mut filter, late, limits).await;
+        let relayed = relay(client, &mut opened, head, &mut filter, late, limits, worker).await;
         if relayed.breaks_a_stream() {
             give_up::tell_broken(client, protocol, &relayed.ending, &mut filter).await;
         }
@@ -283,14 +287,9 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let observation = opened.observer.as_ref().map(|o| o.observation().clone()).unwrap_or_default();
         let gateway = Arc::clone(self.progress.gateway);
         let record = &mut self.progress.exchange.record;
-        let (end, label) = match &relayed.ending {
-            Ending::Finished => ("finished", "ok"),
-            Ending::Cut(_) => ("cut", "cut"),
-            Ending::ClientGone => ("client_gone", "client_gone"),
-            Ending::Timeout(_) => ("timeout", "timeout"),
-        };
+        let (end, label) = relayed.ending.labels();
         record.end = end;
-        if relayed.committed || relayed.ending == Ending::Finished {
+        if relayed.committed || matches!(relayed.ending, Ending::Finished | Ending::Filter(_)) {
             worker.note_answer();
         }
         if relayed.committed || !matches!(relayed.ending, Ending::Cut(_) | Ending::Timeout(_)) {
@@ -332,6 +331,25 @@ impl<'a, 'b> Attempt<'a, 'b> {
                 opened.session.shutdown().await;
                 self.session.end(AttemptEnd::Cut);
                 Ok(Attempted::Answered(Connection::Cut))
+            }
+            Ending::Filter(stop) => {
+                let finished = opened.ended || observation.done;
+                if opened.ended {
+                    gateway.fleet.upstream.release(target, opened.session).await;
+                } else {
+                    opened.session.shutdown().await;
+                }
+                // What the worker finished is part of a streaming session's context, of which the client knows nothing.
+                self.session.end(if finished { AttemptEnd::Broken } else { AttemptEnd::Cut });
+                record.faults.push(stop.to_string());
+                if relayed.committed {
+                    record.error = Some(Kind::Plugin.row().code).filter(|_| matches!(stop, Stop::Failed(_)));
+                    return Ok(Attempted::Answered(Connection::Cut));
+                }
+                match stop {
+                    Stop::Failed(words) => Err(Refusal::new(Kind::Plugin, words.as_str())),
+                    Stop::Answers(response) => Ok(Attempted::Filtered(response.clone())),
+                }
             }
             Ending::Cut(reason) | Ending::Timeout(reason) => {
                 opened.session.shutdown().await;

@@ -5,7 +5,7 @@ use super::turn::left;
 use crate::clock::now_ms;
 use crate::errors::{Kind, Refusal};
 use crate::forward::AttemptFault;
-use crate::forward::relay::{Ending, ResponseFilter};
+use crate::forward::relay::{Ending, ResponseFilter, Stop};
 use crate::gateway::Gateway;
 use bytes::Bytes;
 use http::{HeaderMap, header};
@@ -19,6 +19,10 @@ const LONGEST_RETRY_AFTER_S: u32 = 3600;
 
 /// How long the last words of a broken stream may take: the client may not be reading.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// How long an HTTP/2 connection is given to write them before its stream is reset. They may come too late for a client that is
+/// slow: the reset itself tells that the answer broke off.
+const UNTIL_WRITTEN: Duration = Duration::from_millis(20);
 
 /// What the fault of the last attempt means for the client.
 pub(super) fn refusal(gateway: &Gateway, exchange: &mut Exchange, fault: AttemptFault) -> Refusal {
@@ -122,17 +126,24 @@ pub(super) async fn tell_broken(
     ending: &Ending,
     filter: &mut Option<Box<dyn ResponseFilter + '_>>,
 ) {
-    let message = match ending {
-        Ending::Timeout(_) => "the answer broke off: it took too long",
-        _ => "the answer broke off: the connection to the worker was lost",
+    let (kind, why) = match ending {
+        Ending::Timeout(_) => (Kind::BrokenOff, "it took too long"),
+        Ending::Filter(Stop::Failed(words)) => (Kind::Plugin, words.as_str()),
+        Ending::Filter(Stop::Answers(_)) => (Kind::BrokenOff, "a filter ended it"),
+        _ => (Kind::BrokenOff, "the connection to the worker was lost"),
     };
-    let event = Refusal::new(Kind::BrokenOff, message).event(protocol);
+    let event = Refusal::new(kind, format!("the answer broke off: {why}")).event(protocol);
     let event: Bytes = match filter {
-        Some(filter) => filter.chunk(event, true),
+        // Without a filter that has to see it, it may not pass.
+        Some(filter) => filter.chunk(event, true).unwrap_or_default(),
         None => event,
     };
     if !event.is_empty() {
         // A client that cannot be written to sees the end of the connection.
         let _ = tokio::time::timeout(LAST_WORDS, client.write_response_body(event, false)).await;
+        if client.is_http2() {
+            // A reset takes back what its connection has not written yet.
+            tokio::time::sleep(UNTIL_WRITTEN).await;
+        }
     }
 }

@@ -2,9 +2,9 @@
 //! request see them like any other answer.
 
 use super::{Connection, Exchange};
-use crate::errors::Refusal;
+use crate::errors::{Kind, Refusal};
 use crate::filters::FilterVerdict;
-use crate::forward::relay::ResponseFilter;
+use crate::forward::relay::{ResponseFilter, Stop};
 use bytes::Bytes;
 use http::header;
 use pingora_core::protocols::http::ServerSession;
@@ -68,7 +68,13 @@ impl Reply {
         if let Some(filters) = exchange.filters.as_mut() {
             if filters.takes_answer() {
                 match filters.response_headers(&mut self.head).await {
-                    FilterVerdict::Go => self.body = filters.response_body().chunk(self.body, true),
+                    FilterVerdict::Go => match filters.response_body().chunk(self.body.clone(), true) {
+                        Ok(body) => self.body = body,
+                        Err(Stop::Failed(words)) => {
+                            self = Self::refusal(&Refusal::new(Kind::Plugin, words), protocol)?.readable_by(client)?;
+                        }
+                        Err(Stop::Answers(response)) => self = Self::plugin(&response)?,
+                    },
                     FilterVerdict::Answer(response) => self = Self::plugin(&response)?,
                     FilterVerdict::Failed(refusal) => self = Self::refusal(&refusal, protocol)?.readable_by(client)?,
                 }

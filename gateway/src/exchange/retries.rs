@@ -30,6 +30,8 @@ pub(super) struct Retries {
     suspects: Vec<Arc<Worker>>,
     /// A first retry after a lost worker was granted already.
     had_free: bool,
+    /// Workers that were lost with the turn in their hands.
+    lost: u32,
 }
 
 // === impl Retries ===
@@ -48,6 +50,7 @@ impl Retries {
             last: None,
             suspects: Vec::new(),
             had_free: false,
+            lost: 0,
         }
     }
 
@@ -82,6 +85,7 @@ impl Retries {
 
     /// An attempt failed, and nothing reached the client.
     pub fn failed(&mut self, worker: Option<&Arc<Worker>>, fault: AttemptFault) {
+        self.lost += u32::from(fault.lost_with_the_turn());
         if let Some(worker) = worker {
             self.excluded.push(worker.index);
             match fault.blame() {
@@ -103,6 +107,10 @@ impl Retries {
             }
             if self.made >= self.options.attempts {
                 self.count("attempts");
+                return Ok(false);
+            }
+            if self.lost >= self.options.lost_workers {
+                self.count("lost_workers");
                 return Ok(false);
             }
             // A worker that is lost does no work any more, so giving its turns to others once adds none.

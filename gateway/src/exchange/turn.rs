@@ -218,6 +218,9 @@ impl TurnInProgress<'_> {
             let worker = placed.flight.worker().cloned();
             let replayable = match Attempt::new(self, placed, retries.made()).run(client).await? {
                 Attempted::Answered(connection) => return Ok(connection),
+                Attempted::Filtered(response) => {
+                    return answer(client, self.exchange, &response, self.turn.route.protocol()).await;
+                }
                 Attempted::Again { fault, replayable } => {
                     self.exchange.record.faults.push(fault.reason());
                     retries.failed(worker.as_ref(), fault);

@@ -24,6 +24,8 @@ pub enum AttemptFault {
         reason: String,
         /// It took longer than `timeouts.connect_ms`.
         timeout: bool,
+        /// A connection that had been used before broke with the turn on it, at once, and there is no new one.
+        sent: bool,
     },
     /// The worker was silent too long.
     Timeout(String),
@@ -110,6 +112,11 @@ impl AttemptFault {
     /// True when the worker was lost with the turn: it may be dead, and nothing more is asked of it by trying another one.
     pub fn lost_worker(&self) -> bool {
         matches!(self, AttemptFault::Connect { .. } | AttemptFault::Broken { .. } | AttemptFault::Stuck)
+    }
+
+    /// True when the worker was lost after the turn had been given to it, which may be why.
+    pub fn lost_with_the_turn(&self) -> bool {
+        matches!(self, AttemptFault::Broken { .. } | AttemptFault::Stuck | AttemptFault::Connect { sent: true, .. })
     }
 
     /// A few words for logs and for the `last_error` fact.

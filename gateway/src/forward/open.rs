@@ -1,7 +1,8 @@
 //! One attempt on one worker: connect, send, and wait until the answer has really begun.
 //!
 //! SGLang reports errors inside 200 streams, so a stream counts as begun only with its first event; up to then the
-//! attempt can still be given to another worker.
+//! attempt can still be given to another worker. Responses opens its streams before the engine has seen the request; those
+//! events are held back for a while, since what follows them may be an error.
 
 use super::{AttemptFault, client_gone};
 use crate::upstream::{STALE_WITHIN, Target, Upstream, describe};
@@ -20,6 +21,12 @@ use turnstile_fleet::route::Route;
 const ERROR_BODY_LIMIT: usize = 256 * 1024;
 /// The longest that an error answer is waited for: workers write them in one piece.
 const ERROR_BODY_WAIT: Duration = Duration::from_secs(5);
+
+/// How long the events are held that only open a stream. A full queue or an engine that is gone shows at once; a client that
+/// wants to know whether its request was taken waits no longer than that. (Chat streams say nothing at all in that time.)
+const OPENING_WAIT: Duration = Duration::from_secs(5);
+/// How much of them is held. They repeat instructions and tools of the request.
+const OPENING_LIMIT: usize = 4 * 1024 * 1024;
 
 /// What goes to the worker.
 pub struct Outgoing<'a> {
@@ -81,10 +88,11 @@ pub async fn open(
     tokio::pin!(stuck);
     let mut second;
     let mut target = outgoing.target;
+    let mut sent = false;
     loop {
         let (mut session, reused) = tokio::select! {
             biased;
-            connected = upstream.connect(target) => connected.map_err(|e| connect_fault(&e))?,
+            connected = upstream.connect(target) => connected.map_err(|e| connect_fault(&e, sent))?,
             () = client_gone(client) => return Err(AttemptFault::ClientGone),
         };
         let started = Instant::now();
@@ -104,6 +112,7 @@ pub async fn open(
                 session.shutdown().await;
                 second = target.fresh();
                 target = &second;
+                sent = true;
             }
             Err(fault) => {
                 session.shutdown().await;
@@ -152,13 +161,26 @@ async fn begin(
     };
     let mut observer = Observer::new(watch.route, streams(&head), watch.options.clone());
     // A stream is judged by its first event. Other answers are judged by their status alone.
+    let mut opened = None;
     while streams(&head) && observer.first_event() == FirstEvent::None {
-        match session.read_response_body().await.map_err(|e| read_fault(&e, true))? {
+        let read = session.read_response_body();
+        let read = match opened {
+            Some(_) if pending.iter().map(Bytes::len).sum::<usize>() > OPENING_LIMIT => break,
+            Some(at) => match tokio::time::timeout_at(at + OPENING_WAIT, read).await {
+                Ok(read) => read,
+                Err(_) => break,
+            },
+            None => read.await,
+        };
+        match read.map_err(|e| read_fault(&e, true))? {
             Some(chunk) => observer.push(chunk, &mut pending),
             None => {
                 let reason = "the stream ended before its first event".into();
                 return Err(AttemptFault::Broken { reason, answered: true });
             }
+        }
+        if opened.is_none() && observer.has_opened() {
+            opened = Some(tokio::time::Instant::now());
         }
     }
     if let FirstEvent::Error(error) = observer.first_event() {
@@ -195,13 +217,9 @@ async fn whole_body(session: &mut HttpSession, limit: usize) -> Result<Bytes, At
     }
 }
 
-fn connect_fault(error: &pingora_core::Error) -> AttemptFault {
-    match error.etype() {
-        ErrorType::ConnectTimedout | ErrorType::TLSHandshakeTimedout => {
-            AttemptFault::Connect { reason: describe(error), timeout: true }
-        }
-        _ => AttemptFault::Connect { reason: describe(error), timeout: false },
-    }
+fn connect_fault(error: &pingora_core::Error, sent: bool) -> AttemptFault {
+    let timeout = matches!(error.etype(), ErrorType::ConnectTimedout | ErrorType::TLSHandshakeTimedout);
+    AttemptFault::Connect { reason: describe(error), timeout, sent }
 }
 
 fn read_fault(error: &pingora_core::Error, answered: bool) -> AttemptFault {

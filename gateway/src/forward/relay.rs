@@ -5,14 +5,17 @@ use super::client_gone;
 use super::open::{Opened, streams};
 use super::request::Framing;
 use crate::upstream::describe;
+use crate::workers::Worker;
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt;
 use http::header;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::client::HttpSession;
 use pingora_http::ResponseHeader;
+use std::fmt;
 use std::time::Duration;
 use turnstile_fleet::observe::Observer;
+use turnstile_plugins::LocalResponse;
 
 /// Chunks that are ready together are joined up to this size.
 const JOIN_LIMIT: usize = 64 * 1024;
@@ -31,12 +34,49 @@ pub enum Ending {
     ClientGone,
     /// The worker was silent too long between two chunks, or the whole took too long.
     Timeout(String),
+    /// A filter ended it. The worker did nothing wrong.
+    Filter(Stop),
+}
+
+impl Ending {
+    /// Its name in the log, and the label of `turnstile_attempts_total`.
+    pub fn labels(&self) -> (&'static str, &'static str) {
+        match self {
+            Self::Finished => ("finished", "ok"),
+            Self::Cut(_) => ("cut", "cut"),
+            Self::ClientGone => ("client_gone", "client_gone"),
+            Self::Timeout(_) => ("timeout", "timeout"),
+            Self::Filter(Stop::Failed(_)) => ("plugin_failed", "plugin_failed"),
+            Self::Filter(Stop::Answers(_)) => ("plugin_answer", "plugin_answer"),
+        }
+    }
+}
+
+/// How a response-side filter ends an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stop {
+    /// It failed, and nothing may pass without it. In words for the client.
+    Failed(String),
+    /// It answers in the worker's place, which it can as long as nothing has reached the client.
+    Answers(Box<LocalResponse>),
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(words) => f.write_str(words),
+            Self::Answers(response) => write!(f, "a filter answered with {}", response.status),
+        }
+    }
 }
 
 /// What a response-side filter does with a chunk.
 pub trait ResponseFilter: Send {
     /// Sees and may change a chunk of the body; `end` marks the last.
-    fn chunk(&mut self, chunk: Bytes, end: bool) -> Bytes;
+    ///
+    /// # Errors
+    /// The answer ends here. What comes after that is seen by the filters in front of the one that ended it only.
+    fn chunk(&mut self, chunk: Bytes, end: bool) -> Result<Bytes, Stop>;
 }
 
 /// Time limits of the relay.
@@ -65,14 +105,15 @@ pub struct Relayed {
 impl Relayed {
     /// A stream that the client has some of broke off, and another event can still be written to it.
     pub fn breaks_a_stream(&self) -> bool {
-        self.committed && self.between_events && matches!(self.ending, Ending::Cut(_) | Ending::Timeout(_))
+        let broken = matches!(self.ending, Ending::Cut(_) | Ending::Timeout(_) | Ending::Filter(_));
+        self.committed && self.between_events && broken
     }
 }
 
 /// Adds headers that are known only when the head is about to be written.
 pub type LateHeaders<'a> = dyn FnMut(&Observer, &mut ResponseHeader) + Send + 'a;
 
-/// Relays an answer. `head` is what the client gets.
+/// Relays an answer of `worker`. `head` is what the client gets.
 pub async fn relay(
     client: &mut ServerSession,
     opened: &mut Opened,
@@ -80,10 +121,11 @@ pub async fn relay(
     filter: &mut Option<Box<dyn ResponseFilter + '_>>,
     late: &mut LateHeaders<'_>,
     limits: RelayLimits,
+    worker: &Worker,
 ) -> Relayed {
     let holds = opened.observer.is_some() && !streams(&opened.head);
-    let mut writer = Writer { head: Some(head), holds, writing: false };
-    let run = relay_inner(client, opened, &mut writer, filter, late, limits.between);
+    let mut writer = Writer { head: Some(head), holds, writing: false, between_events: false };
+    let run = relay_inner(client, opened, &mut writer, filter, late, limits.between, worker);
     let ending = match tokio::time::timeout(limits.total, run).await {
         Ok(ending) => ending,
         Err(_) => Ending::Timeout("timeouts.total_s is over".into()),
@@ -91,7 +133,7 @@ pub async fn relay(
     let left = ending == Ending::ClientGone;
     let complete = opened.observer.as_ref().is_some_and(|o| o.observation().done);
     let committed = writer.head.is_none();
-    let between_events = !writer.writing && opened.observer.as_ref().is_some_and(Observer::between_events);
+    let between_events = !writer.writing && writer.between_events;
     if left && complete && committed {
         // All that is missing is the framing's end; reading it keeps the worker's connection usable.
         opened.ended |= drain(&mut opened.session).await;
@@ -122,6 +164,8 @@ struct Writer {
     holds: bool,
     /// A write has begun and not ended.
     writing: bool,
+    /// What was written ends where an event does.
+    between_events: bool,
 }
 
 impl Writer {
@@ -155,6 +199,7 @@ async fn relay_inner(
     filter: &mut Option<Box<dyn ResponseFilter + '_>>,
     late: &mut LateHeaders<'_>,
     between: Duration,
+    worker: &Worker,
 ) -> Ending {
     let mut out = std::mem::take(&mut opened.pending);
     opened.session.set_read_timeout(Some(between));
@@ -164,7 +209,10 @@ async fn relay_inner(
             // The first event is in hand already when a stream begins: take what is ready beside it, but do not wait.
             let wait = writer.holds || writer.head.is_none() || out.is_empty();
             match read_ready(client, &mut opened.session, &mut opened.observer, &mut out, wait).await {
-                Ok(ended) => opened.ended = ended,
+                Ok(ended) => {
+                    opened.ended = ended;
+                    worker.note_heard();
+                }
                 Err(Ending::ClientGone) => return Ending::ClientGone,
                 Err(ending) => broken = Some(ending),
             }
@@ -185,15 +233,26 @@ async fn relay_inner(
             let end = opened.ended && broken.is_none();
             let joined = join(&mut out);
             let chunk = match filter {
-                Some(filter) => filter.chunk(joined, end),
+                Some(filter) => match filter.chunk(joined, end) {
+                    Ok(chunk) => chunk,
+                    Err(stop) => return Ending::Filter(stop),
+                },
                 None => joined,
             };
+            // As long as a filter holds what there is, the head waits with it: the filter may still answer in its place.
+            if chunk.is_empty() && !end {
+                match broken {
+                    Some(ending) => return ending,
+                    None => continue,
+                }
+            }
             if let (Some(head), Some(observer)) = (&mut writer.head, &opened.observer) {
                 late(observer, head);
             }
             if let Err(ending) = writer.write(client, chunk, end).await {
                 return ending;
             }
+            writer.between_events = opened.observer.as_ref().is_some_and(Observer::between_events);
         }
         if let Some(ending) = broken {
             return ending;

@@ -38,7 +38,7 @@ impl Worker {
 
     /// A load report came: is it stuck, or does it move again?
     pub(super) fn look_for_motion(self: &Arc<Self>, load: &Load, options: &ProbeOptions, events: &dyn WorkerEvents) {
-        let heard = self.heard.load(std::sync::atomic::Ordering::Relaxed);
+        let heard = self.heard();
         match self.with_model(|m| m.ejections.report(load, heard, now_ms(), &options.ejection)) {
             Some(MotionChange::Wedged) => {
                 tracing::warn!(
@@ -51,6 +51,8 @@ impl Worker {
                 tracing::info!(worker = %self.id, "worker back: it moves again");
                 events.room(self);
             }
+            // Another worker may have become ready meanwhile.
+            None if self.with_model(|m| m.ejections.is_wedged()) => events.stuck(self),
             None => {}
         }
     }
@@ -90,13 +92,19 @@ impl Fleet {
         self.metrics.ejections.with_label_values(&[&*worker.id, EjectionCause::Wedge.name()]).inc();
         // Its sessions begin anew elsewhere. What idle streaming sessions hold may be what it is stuck on, and is closed.
         self.sessions.worker_lost(worker.index);
-        let settings = self.settings();
-        let pool = settings.pools.iter().map(|(_, _, workers)| workers).find(|workers| holds(workers, worker));
-        if pool.is_some_and(|workers| workers.iter().any(|w| w.state() == WorkerState::Ready)) {
-            worker.stuck.notify_waiters();
-        }
+        self.take_turns_off(worker);
         worker.ejected.notify_one();
         self.admission.dispatch();
+    }
+
+    /// Turns that wait on a worker for the beginning of an answer go elsewhere, if there is somewhere else.
+    pub(crate) fn take_turns_off(&self, worker: &Arc<Worker>) {
+        let settings = self.settings();
+        let pool = settings.pools.iter().map(|(_, _, workers)| workers).find(|workers| holds(workers, worker));
+        let elsewhere = |w: &Arc<Worker>| w.index != worker.index && w.state() == WorkerState::Ready;
+        if pool.is_some_and(|workers| workers.iter().any(elsewhere)) {
+            worker.stuck.notify_waiters();
+        }
     }
 }
 

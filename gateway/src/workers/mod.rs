@@ -66,9 +66,10 @@ pub struct Worker {
     stuck: Notify,
     /// Told when it is ejected, for its probe to look after it.
     ejected: Notify,
-    /// Answers that began or ended: movement that its load reports may not show.
+    /// Pieces of answers that came from it: movement that its load reports may not show.
     heard: AtomicU64,
     side_places: SidePlaces,
+    abort_places: SidePlaces,
     stop: CancellationToken,
 }
 
@@ -95,6 +96,7 @@ impl Worker {
             ejected: Notify::new(),
             heard: AtomicU64::new(0),
             side_places: SidePlaces::default(),
+            abort_places: SidePlaces::default(),
             stop: CancellationToken::new(),
         };
         worker.apply(settings);
@@ -235,13 +237,28 @@ impl Worker {
 
     /// An answer began: the worker does what it should.
     pub fn note_answer(&self) {
-        self.heard.fetch_add(1, Ordering::Relaxed);
+        self.note_heard();
         self.model.lock().ejections.success();
     }
 
-    /// Places for side requests on this worker.
+    /// A piece of an answer came.
+    pub fn note_heard(&self) {
+        self.heard.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many pieces of answers have come so far.
+    pub(super) fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    /// Places for side requests on this worker, aborts not among them.
     pub fn side_places(&self) -> &SidePlaces {
         &self.side_places
+    }
+
+    /// Places for aborts on this worker.
+    pub fn abort_places(&self) -> &SidePlaces {
+        &self.abort_places
     }
 
     fn note_probed(&self) {

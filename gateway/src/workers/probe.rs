@@ -46,6 +46,8 @@ pub trait WorkerEvents: Send + Sync {
     fn restarted(&self, worker: &Arc<Worker>);
     /// Nothing moves on it although it has work.
     fn wedged(&self, worker: &Arc<Worker>);
+    /// What waits on it for the beginning of an answer waits in vain: it is wedged still, or gone without a word.
+    fn stuck(&self, worker: &Arc<Worker>);
     /// It may have room now.
     fn room(&self, worker: &Arc<Worker>);
     /// The present timing; read before every round, so that a reload takes effect.
@@ -66,6 +68,8 @@ pub async fn run(worker: Arc<Worker>, upstream: Arc<Upstream>, events: Arc<dyn W
         facts_at: None,
         prefill_total: 0,
         answered: false,
+        silent: 0,
+        heard: 0,
     };
     tokio::select! {
         () = stop.cancelled() => {}
@@ -87,6 +91,10 @@ struct Prober {
     prefill_total: u64,
     /// It has been ready before.
     answered: bool,
+    /// Failed probes in a row in which nothing at all was heard of it.
+    silent: u32,
+    /// [`Worker::heard`] at the last probe.
+    heard: u64,
 }
 
 impl Prober {
@@ -95,13 +103,18 @@ impl Prober {
         loop {
             let options = self.events.options();
             let now = Instant::now();
-            if now >= next_probe {
+            let probes = now >= next_probe;
+            if probes {
                 self.probe(&options).await;
                 self.worker.note_probed();
                 next_probe = now + options.probe_every;
             }
-            if self.said() != WorkerState::Starting && self.bad == 0 {
-                self.read_load(&options).await;
+            // A worker whose probes fail may be at work still, so its load is looked at too, though not as often.
+            if self.said() != WorkerState::Starting && (self.bad == 0 || probes) {
+                let told = self.read_load(&options).await;
+                if probes {
+                    self.listen(told, &options);
+                }
             }
             self.worker.tick(&options, &*self.events);
             let pause = options.load_every.min(options.probe_every);
@@ -149,6 +162,22 @@ impl Prober {
                     tracing::debug!(worker = %self.worker.id, %reason, "probe failed");
                 }
             }
+        }
+    }
+
+    /// Finds out whether the worker is gone without a word: its probes fail, its load report does not come either, and no answer
+    /// of it goes on. A slow probe alone says little (`/health` waits for the engine), so it takes twice as long as it takes to
+    /// give the worker nothing new.
+    fn listen(&mut self, told: bool, options: &ProbeOptions) {
+        let heard = self.worker.heard();
+        let silent = self.bad > 0 && !told && heard == std::mem::replace(&mut self.heard, heard);
+        self.silent = if silent { self.silent.saturating_add(1) } else { 0 };
+        let due = options.unhealthy_after.saturating_mul(2);
+        if self.silent == due {
+            tracing::warn!(worker = %self.worker.id, probes = due, "worker gone without a word: what waits on it goes elsewhere");
+        }
+        if self.silent >= due {
+            self.events.stuck(&self.worker);
         }
     }
 
@@ -235,10 +264,11 @@ impl Prober {
         *self.worker.facts.lock() = Some(info);
     }
 
-    async fn read_load(&mut self, options: &ProbeOptions) {
-        let Ok(reply) = self.get("/v1/loads", options).await else { return };
+    /// True when the worker answered at all.
+    async fn read_load(&mut self, options: &ProbeOptions) -> bool {
+        let Ok(reply) = self.get("/v1/loads", options).await else { return false };
         if !reply.is_success() {
-            return;
+            return true;
         }
         match Load::parse(&reply.body) {
             Ok(load) => {
@@ -258,5 +288,6 @@ impl Prober {
             }
             Err(error) => tracing::debug!(worker = %self.worker.id, %error, "/v1/loads cannot be read"),
         }
+        true
     }
 }

@@ -71,11 +71,45 @@ async fn an_error_that_comes_first_in_a_stream_is_retried() {
     }
 }
 
+fn responses() -> Request {
+    let body = json!({"model": "sim", "input": "Hello", "max_output_tokens": 8, "stream": true});
+    Request::json("/v1/responses", &body).header("x-session-id", "s")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_after_the_events_that_only_open_a_stream_of_responses_is_retried() {
+    for kind in [FaultKind::ErrorEvent(503, "The request queue is full.".into()), FaultKind::Cut(Place::Body(100))] {
+        let rig = setup().start().await;
+        let (bound, other) = bind(&rig).await;
+        bound.faults().add(Fault::once(kind.clone()));
+        let answer = rig.send(&responses()).await;
+        assert_eq!((answer.status, bound.turns().len(), other.turns().len()), (200, 1, 1), "{kind:?}");
+        let text = answer.text();
+        assert_eq!((text.matches("event: response.created\n").count(), answer.complete), (1, true), "{text}");
+        assert!(!text.contains("failed"), "{kind:?}: {text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_of_responses_learns_that_its_request_was_taken_while_it_waits() {
+    let rig = setup().start().await;
+    let (bound, other) = bind(&rig).await;
+    bound.hold().await;
+    let mut connection = rig.begin(&responses()).await;
+    assert_eq!(connection.head().await.status, 200);
+    let begin = connection.piece().await.unwrap();
+    assert!(begin.starts_with(b"event: response.created\n"), "{begin:?}");
+    bound.release().await;
+    let (rest, complete) = connection.rest().await;
+    assert!(complete && String::from_utf8_lossy(&rest).contains("event: response.incomplete"), "{rest:?}");
+    assert!(other.turns().is_empty());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_cannot_be_reached_is_replaced() {
     let rig = setup().start().await;
     let (bound, other) = bind(&rig).await;
-    bound.kill();
+    bound.die().await;
     for _ in 0..3 {
         assert_eq!(rig.send(&turn(true)).await.status, 200);
     }
@@ -157,7 +191,7 @@ async fn when_all_fail_the_client_gets_the_last_workers_reason() {
     assert!(answer.header("retry-after").is_some());
     for worker in &rig.workers {
         assert_eq!(worker.turns().len(), 1);
-        worker.kill();
+        worker.die().await;
     }
     let answer = rig.send(&turn(true)).await;
     assert_eq!(answer.status, 502, "{}", answer.text());
