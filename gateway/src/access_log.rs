@@ -28,7 +28,7 @@ pub struct AccessLog {
 
 struct Writer {
     /// Nothing only while it ends.
-    sender: Option<SyncSender<String>>,
+    sender: Option<SyncSender<Vec<u8>>>,
     thread: JoinHandle<()>,
     dropped: Arc<AtomicU64>,
 }
@@ -63,7 +63,7 @@ impl AccessLog {
     }
 
     /// Hands a line (without its newline) to the writer, or drops it.
-    pub fn line(&self, line: String) {
+    pub fn line(&self, line: Vec<u8>) {
         if let Some(writer) = &self.writer
             && let Some(sender) = &writer.sender
             && sender.try_send(line).is_err()
@@ -84,7 +84,7 @@ impl Drop for Writer {
     }
 }
 
-fn write_lines(receiver: &Receiver<String>, sink: Box<dyn Write + Send>, dropped: &AtomicU64) {
+fn write_lines(receiver: &Receiver<Vec<u8>>, sink: Box<dyn Write + Send>, dropped: &AtomicU64) {
     let mut out = BufWriter::with_capacity(BUFFER, sink);
     // A sender has to wake this thread only when it waits here: once a gather time, however many lines come.
     while let Ok(first) = receiver.recv() {
@@ -94,7 +94,7 @@ fn write_lines(receiver: &Receiver<String>, sink: Box<dyn Write + Send>, dropped
             if lost > 0 {
                 let _ = writeln!(out, "{{\"event\":\"log_lines_dropped\",\"count\":{lost}}}");
             }
-            if writeln!(out, "{line}").is_err() {
+            if out.write_all(&line).and_then(|()| out.write_all(b"\n")).is_err() {
                 dropped.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -114,7 +114,7 @@ mod tests {
         let path = dir.join("access.log");
         let log = AccessLog::open(&Destination::File(path.clone())).unwrap();
         for n in 0..100 {
-            log.line(format!("{{\"n\":{n}}}"));
+            log.line(format!("{{\"n\":{n}}}").into_bytes());
         }
         drop(log);
         let text = std::fs::read_to_string(&path).unwrap();

@@ -7,7 +7,7 @@
 
 use crate::chunked::Chunks;
 use async_trait::async_trait;
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, BufMut as _, BytesMut};
 use parking_lot::Mutex;
 use pingora_core::protocols::http::v1::server::HttpSession;
 use pingora_core::protocols::{
@@ -73,8 +73,6 @@ pub struct ClientStream {
 #[derive(Debug)]
 struct Socket {
     tcp: TcpStream,
-    /// Taken from the socket already, to be read next: what stood behind the part of a request that was read.
-    ahead: BytesMut,
     watch: Mutex<Watch>,
     /// Runs while the client takes nothing.
     stalled: Option<Pin<Box<Sleep>>>,
@@ -82,9 +80,15 @@ struct Socket {
 
 #[derive(Debug)]
 struct Watch {
+    /// Taken from the socket already, to be read next: what stood behind the part of a request that was read.
+    ahead: BytesMut,
     patience: Duration,
     reading: Reading,
+    /// Heads are read one by one, so no byte behind a head has been given to the reader above.
+    by_head: bool,
     fault: Option<ReadFault>,
+    /// Bytes of a body that [`ClientStream::read_body`] has yet to read.
+    body_left: usize,
     /// Kept from head to head.
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -112,15 +116,23 @@ struct Head {
 // === impl ClientStream ===
 
 impl ClientStream {
-    /// A new connection from `peer`, without limits until [`Self::begin_head`] sets them.
+    /// A new connection from `peer`, without limits until [`Self::read_head`] sets them.
     pub fn new(tcp: TcpStream, peer: SocketAddr) -> Self {
         // A system without the option keeps its own bounds.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         let _ = socket2::SockRef::from(&tcp).set_tcp_notsent_lowat(UNSENT);
         let digest = SocketDigest::from_raw_fd(tcp.as_raw_fd());
         let _ = digest.peer_addr.set(Some(peer.into()));
-        let watch = Watch { patience: DEFAULT_PATIENCE, reading: Reading::Free, fault: None, timer: None };
-        let socket = Socket { tcp, ahead: BytesMut::new(), watch: Mutex::new(watch), stalled: None };
+        let watch = Watch {
+            ahead: BytesMut::new(),
+            patience: DEFAULT_PATIENCE,
+            reading: Reading::Free,
+            by_head: false,
+            fault: None,
+            body_left: 0,
+            timer: None,
+        };
+        let socket = Socket { tcp, watch: Mutex::new(watch), stalled: None };
         Self { inner: BufWriter::with_capacity(WRITE_BUFFER, socket), digest: Arc::new(digest) }
     }
 
@@ -131,12 +143,12 @@ impl ClientStream {
 
     /// From now on a request head is read, and no byte behind it.
     pub fn read_head(&self, limits: ClientLimits) {
-        let socket = self.inner.get_ref();
-        let begun = !socket.ahead.is_empty();
+        let mut watch = self.inner.get_ref().watch.lock();
+        let begun = !watch.ahead.is_empty();
         let wait = if begun { limits.head_time } else { limits.idle };
         let (deadline, time) = (Instant::now() + wait, limits.head_time);
-        let mut watch = socket.watch.lock();
         watch.reading = Reading::Head(Head { left: limits.head_bytes, begun, deadline, time, last: [0; 3] });
+        watch.by_head = true;
         watch.patience = limits.patience;
         watch.fault = None;
     }
@@ -149,6 +161,62 @@ impl ClientStream {
     /// From now on anything is read.
     pub fn read_freely(&self) {
         self.inner.get_ref().watch.lock().reading = Reading::Free;
+    }
+
+    /// Whether a body can be read by [`Self::read_body`]: the reader above has none of it yet, since heads are read by
+    /// [`Self::read_head`] here.
+    pub fn can_read_body(&self) -> bool {
+        self.inner.get_ref().watch.lock().by_head
+    }
+
+    /// From now on a body of so many bytes is read, by [`Self::read_body`] alone: without the buffers and copies of the reader
+    /// above.
+    pub fn expect_body(&self, length: usize) {
+        let mut watch = self.inner.get_ref().watch.lock();
+        watch.reading = Reading::Free;
+        watch.body_left = length;
+    }
+
+    /// Whether some of the body that was told by [`Self::expect_body`] has not been read.
+    pub fn owes_body(&self) -> bool {
+        self.inner.get_ref().watch.lock().body_left > 0
+    }
+
+    /// Appends what there is of the body, but nothing that stands behind it and not more than there is room for in `into`.
+    /// Returns how much that was: nothing at the end of the body, or without room. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// When the connection ends first.
+    pub async fn read_body(&self, into: &mut BytesMut) -> io::Result<usize> {
+        let socket = self.inner.get_ref();
+        let most = {
+            let mut watch = socket.watch.lock();
+            let most = watch.body_left.min(into.capacity() - into.len());
+            let here = most.min(watch.ahead.len());
+            if here > 0 {
+                into.extend_from_slice(watch.ahead.get(..here).unwrap_or_default());
+                watch.take_ahead(here);
+                watch.body_left -= here;
+                return Ok(here);
+            }
+            most
+        };
+        if most == 0 {
+            return Ok(0);
+        }
+        // A client that is as fast as this loop leaves room for others.
+        tokio::task::consume_budget().await;
+        loop {
+            match socket.tcp.try_read_buf(&mut (&mut *into).limit(most)) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => {
+                    socket.watch.lock().body_left -= read;
+                    return Ok(read);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => socket.tcp.readable().await?,
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Why reading failed, when that was not for the connection.
@@ -164,10 +232,11 @@ impl ClientStream {
         let socket = self.inner.get_mut();
         let mut piece = [0u8; 32];
         loop {
-            if !preface.starts_with(&socket.ahead) {
+            let ahead = &socket.watch.get_mut().ahead;
+            if !preface.starts_with(ahead) {
                 return Ok(false);
             }
-            let missing = preface.len() - socket.ahead.len();
+            let missing = preface.len() - ahead.len();
             if missing == 0 {
                 return Ok(true);
             }
@@ -177,7 +246,7 @@ impl ClientStream {
             if buf.filled().is_empty() {
                 return Ok(false);
             }
-            socket.ahead.extend_from_slice(buf.filled());
+            socket.watch.get_mut().ahead.extend_from_slice(buf.filled());
         }
     }
 
@@ -201,7 +270,7 @@ impl ClientStream {
     /// True when bytes of the client wait to be read.
     pub fn has_unread(&self) -> bool {
         let socket = self.inner.get_ref();
-        !socket.ahead.is_empty() || socket.tcp.try_read(&mut [0]).is_ok_and(|read| read > 0)
+        !socket.watch.lock().ahead.is_empty() || socket.tcp.try_read(&mut [0]).is_ok_and(|read| read > 0)
     }
 
     /// Makes the end of the connection an error for the client: what it has got is not all.
@@ -215,23 +284,25 @@ impl ClientStream {
 impl Socket {
     /// Reads what has been taken already, else from the socket; not beyond the part of a request that is being read.
     fn poll_part(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.ahead.is_empty() {
+        if self.watch.get_mut().ahead.is_empty() {
             let before = buf.filled().len();
             ready!(self.poll_socket(cx, buf))?;
             let read = buf.filled().get(before..).unwrap_or_default();
-            let part = self.watch.get_mut().part_of(read)?;
-            self.ahead.extend_from_slice(read.get(part..).unwrap_or_default());
+            let watch = self.watch.get_mut();
+            let part = watch.part_of(read)?;
+            watch.ahead.extend_from_slice(read.get(part..).unwrap_or_default());
             buf.set_filled(before + part);
             return Poll::Ready(Ok(()));
         }
-        let size = self.ahead.len().min(buf.remaining());
-        let part = self.watch.get_mut().part_of(self.ahead.get(..size).unwrap_or_default())?;
-        buf.put_slice(self.ahead.get(..part).unwrap_or_default());
-        self.ahead.advance(part);
-        if self.ahead.is_empty() {
-            // An idle connection holds no buffer.
-            self.ahead = BytesMut::new();
-        }
+        let watch = self.watch.get_mut();
+        let size = watch.ahead.len().min(buf.remaining());
+        // Taken out so that the part can be looked for in it.
+        let ahead = std::mem::take(&mut watch.ahead);
+        let part = watch.part_of(ahead.get(..size).unwrap_or_default());
+        watch.ahead = ahead;
+        let part = part?;
+        buf.put_slice(watch.ahead.get(..part).unwrap_or_default());
+        watch.take_ahead(part);
         Poll::Ready(Ok(()))
     }
 
@@ -276,6 +347,15 @@ impl Socket {
 // === impl Watch ===
 
 impl Watch {
+    /// So much of what was taken ahead has been read.
+    fn take_ahead(&mut self, bytes: usize) {
+        self.ahead.advance(bytes);
+        if self.ahead.is_empty() {
+            // An idle connection holds no buffer.
+            self.ahead = BytesMut::new();
+        }
+    }
+
     /// How many of these bytes belong to what is being read.
     fn part_of(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.reading {
@@ -415,28 +495,5 @@ impl GetSocketDigest for ClientStream {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_head_is_read_to_its_empty_line_in_pieces_of_any_size() {
-        let head = b"GET / HTTP/1.1\r\nx: \r\r\n\n\r\n\r\n";
-        let bytes = [&head[..], b"\n\r\nGET /next HTTP/1.1\r\n\r\n"].concat();
-        for size in 1..=bytes.len() {
-            let now = Instant::now();
-            let mut reading = Head { left: 1000, begun: true, deadline: now, time: Duration::ZERO, last: [0; 3] };
-            let mut read = 0;
-            for piece in bytes.chunks(size) {
-                let part = reading.part_of(piece);
-                read += part;
-                if part < piece.len() {
-                    break;
-                }
-                if read == head.len() {
-                    break;
-                }
-            }
-            assert_eq!(read, head.len(), "in pieces of {size}");
-        }
-    }
-}
+#[path = "client_stream_tests.rs"]
+mod tests;

@@ -216,8 +216,9 @@ impl Fleet {
     }
 
     /// Forgets removed workers for good once their last turn and engine session have ended: those may have counted and
-    /// learned after the worker was removed.
+    /// learned after the worker was removed. Closes connections that have waited too long.
     pub fn sweep(&self) {
+        self.upstream.sweep();
         let leaving = self.workers.leaving();
         let mut held = Vec::new();
         self.sessions.held(leaving.iter().map(|w| w.index), &mut held);

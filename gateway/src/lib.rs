@@ -47,7 +47,6 @@ pub mod state;
 pub mod stopping;
 pub mod ticks;
 pub mod upstream;
-pub mod worker_stream;
 pub mod workers;
 
 #[cfg(test)]

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
+/// Room made for a body at first, at most. More comes as it is needed.
+const FIRST_ROOM: usize = 1024 * 1024;
+
 /// What a request body may be.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
@@ -82,10 +85,14 @@ pub async fn read(session: &mut ServerSession, limits: BodyLimits, held: &mut He
         return Err(too_large(limits));
     }
     let waits = head.version != Version::HTTP_10 && expects_continue(&head.headers);
-    if waits && !session.is_body_done() {
+    let direct = take_over(session, declared);
+    if waits && !is_read(session) {
         session.write_continue_response().await.map_err(|e| gone(&e))?;
     }
-    let body = read_raw(session, limits, declared, held).await?;
+    let body = match direct {
+        Some(length) => read_direct(session, limits, length, held).await?,
+        None => read_raw(session, limits, declared, held).await?,
+    };
     let Some(coding) = coding else { return Ok(body) };
     let body = decode(coding, body, limits.bytes).await.map_err(|why| match why {
         Undecoded::TooLarge => too_large(limits),
@@ -105,6 +112,74 @@ pub async fn read(session: &mut ServerSession, limits: BodyLimits, held: &mut He
         let _ = head.insert_header(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
     }
     Ok(body)
+}
+
+/// Whether the whole body of the request has been read, so that another request may follow it.
+pub fn is_read(session: &mut ServerSession) -> bool {
+    let owes = match session {
+        ServerSession::H1(session) => ClientStream::of(session).is_some_and(ClientStream::owes_body),
+        _ => false,
+    };
+    !owes && session.is_body_done()
+}
+
+/// Takes the reading of an HTTP/1 body with a length out of pingora's hands, which would copy it twice through a buffer of 64 KB:
+/// pingora is told that there is none. Returns the length where that is so.
+fn take_over(session: &mut ServerSession, declared: Option<usize>) -> Option<usize> {
+    let ServerSession::H1(session) = session else { return None };
+    let length = declared.filter(|length| *length > 0)?;
+    if !ClientStream::of(session)?.can_read_body() {
+        return None;
+    }
+    let head = session.req_header_mut();
+    if head.headers.contains_key(header::TRANSFER_ENCODING) {
+        return None;
+    }
+    let told = head.remove_header(&header::CONTENT_LENGTH)?;
+    // Looked up now, once for this request, and never again.
+    let none = session.is_body_done();
+    let restored = session.req_header_mut().insert_header(header::CONTENT_LENGTH, told);
+    if restored.is_err() || !none {
+        return None;
+    }
+    ClientStream::of(session)?.expect_body(length);
+    Some(length)
+}
+
+/// Reads a body of a known length into one buffer.
+async fn read_direct(
+    session: &ServerSession,
+    limits: BodyLimits,
+    length: usize,
+    held: &mut Held,
+) -> Result<Bytes, Refusal> {
+    let left = || Refusal::new(Kind::ClientGone, "the client left");
+    let ServerSession::H1(session) = session else { return Err(left()) };
+    let client = ClientStream::of(session).ok_or_else(left)?;
+    let end = Instant::now() + limits.total;
+    let mut body = BytesMut::with_capacity(length.min(FIRST_ROOM));
+    while body.len() < length {
+        if body.len() == body.capacity() {
+            // What a client declares is believed as far as it has sent that much already.
+            body.reserve(body.len().min(length - body.len()));
+        }
+        let pause = Instant::now() + limits.pause;
+        match timeout_at(pause.min(end), client.read_body(&mut body)).await {
+            Ok(Ok(read)) => held.grow(read, limits)?,
+            Ok(Err(_)) => return Err(left()),
+            Err(_) => return Err(too_slow(limits, pause < end)),
+        }
+    }
+    Ok(body.freeze())
+}
+
+fn too_slow(limits: BodyLimits, paused: bool) -> Refusal {
+    let why = if paused {
+        format!("paused longer than timeouts.client_body_s = {}", limits.pause.as_secs())
+    } else {
+        format!("took longer than timeouts.client_body_total_s = {}", limits.total.as_secs())
+    };
+    Refusal::new(Kind::RequestTimeout, format!("the request body {why}"))
 }
 
 fn too_large(limits: BodyLimits) -> Refusal {
@@ -130,14 +205,7 @@ async fn read_raw(
                 return Err(Refusal::new(Kind::BadRequest, "the request body breaks its chunked coding").closing());
             }
             Ok(Err(error)) => return Err(gone(&error)),
-            Err(_) => {
-                let why = if pause < end {
-                    format!("paused longer than timeouts.client_body_s = {}", limits.pause.as_secs())
-                } else {
-                    format!("took longer than timeouts.client_body_total_s = {}", limits.total.as_secs())
-                };
-                return Err(Refusal::new(Kind::RequestTimeout, format!("the request body {why}")));
-            }
+            Err(_) => return Err(too_slow(limits, pause < end)),
         };
         let so_far = first.as_ref().map_or(joined.len(), Bytes::len);
         if so_far.saturating_add(piece.len()) > limits.bytes {

@@ -1,18 +1,22 @@
 //! Connections to workers: pingora's connector, the target of one worker, and small whole exchanges for probes and side
 //! requests. The forwarding leg uses the same connector, so all share one pool of connections.
 
-use crate::worker_stream::WorkerStream;
+mod idle;
+mod link;
+
+pub use link::{Head, HeadBuilder, Link};
+
 use bytes::{Bytes, BytesMut};
-use http::HeaderValue;
+use http::{HeaderValue, header};
+use idle::IdleConnections;
 use pingora_core::connectors::TransportConnector;
 use pingora_core::connectors::http::Connector;
 use pingora_core::protocols::http::client::HttpSession;
-use pingora_core::protocols::http::v1::client::HttpSession as Http1Session;
 use pingora_core::protocols::{ALPN, TcpKeepalive};
-use pingora_core::upstreams::peer::{HttpPeer, Peer as _};
-use pingora_http::RequestHeader;
+use pingora_core::upstreams::peer::HttpPeer;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use turnstile_fleet::body::Pieces;
 
 /// A pooled connection that the worker had closed shows it within a round trip. What breaks later was being worked on, and
 /// may not be sent again.
@@ -36,6 +40,8 @@ pub struct Target {
     pub authority: HeaderValue,
     /// `Authorization` for the worker, when the pool or worker has an API key.
     pub authorization: Option<HeaderValue>,
+    /// How long an idle connection is kept.
+    idle: Duration,
     /// Use a connection of its own, never a pooled one: for what must not be sent twice.
     fresh: bool,
 }
@@ -66,7 +72,7 @@ impl Target {
         let shown = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() };
         let authority = HeaderValue::try_from(format!("{shown}:{}", address.port()))
             .unwrap_or_else(|_| HeaderValue::from_static("worker"));
-        Self { peer, authority, authorization: None, fresh: false }
+        Self { peer, authority, authorization: None, idle: limits.idle, fresh: false }
     }
 
     /// The same worker, by a connection of its own.
@@ -78,25 +84,26 @@ impl Target {
         target
     }
 
-    fn is_plain_http1(&self) -> bool {
-        self.peer.options.alpn == ALPN::H1
+    /// The address, where HTTP/1.1 without TLS is spoken there.
+    fn plain_address(&self) -> Option<SocketAddr> {
+        self.peer._address.as_inet().filter(|_| self.peer.options.alpn == ALPN::H1).copied()
     }
 
-    /// A request header for this worker with `Host`, authorization and framing set.
+    /// The head of a request of ours to this worker, with `Host`, authorization and framing.
     ///
     /// # Errors
     /// When the path cannot stand in a request line.
-    pub fn request(&self, method: &str, path: &str, body_len: Option<usize>) -> Result<RequestHeader, ExchangeError> {
-        let mut header = RequestHeader::build(method, path.as_bytes(), Some(8)).map_err(ExchangeError::from)?;
-        header.insert_header("host", self.authority.clone()).map_err(ExchangeError::from)?;
+    fn head(&self, method: &str, path: &str, body_len: Option<usize>) -> Result<Head, ExchangeError> {
+        let mut head = HeadBuilder::new(self, method, path, 4)?;
+        head.field(&header::HOST, &self.authority)?;
         if let Some(authorization) = &self.authorization {
-            header.insert_header("authorization", authorization.clone()).map_err(ExchangeError::from)?;
+            head.field(&header::AUTHORIZATION, authorization)?;
         }
         if let Some(len) = body_len {
-            header.insert_header("content-type", "application/json").map_err(ExchangeError::from)?;
-            header.insert_header("content-length", len.to_string()).map_err(ExchangeError::from)?;
+            head.field(&header::CONTENT_TYPE, &HeaderValue::from_static("application/json"))?;
+            head.field(&header::CONTENT_LENGTH, &HeaderValue::from(len))?;
         }
-        Ok(header)
+        Ok(head.finish())
     }
 }
 
@@ -157,13 +164,18 @@ pub fn describe(error: &pingora_core::Error) -> String {
 pub struct Upstream {
     /// For workers that may speak HTTP/2.
     connector: Connector,
-    /// For HTTP/1.1 without TLS. Its streams are ours, buffered.
+    /// For HTTP/1.1 without TLS, where the pool is ours.
     transport: TransportConnector,
+    idle: IdleConnections,
 }
 
 impl Default for Upstream {
     fn default() -> Self {
-        Self { connector: Connector::new(None), transport: TransportConnector::new(None) }
+        Self {
+            connector: Connector::new(None),
+            transport: TransportConnector::new(None),
+            idle: IdleConnections::default(),
+        }
     }
 }
 
@@ -172,14 +184,17 @@ impl Upstream {
     ///
     /// # Errors
     /// What pingora says when it cannot connect.
-    pub async fn connect(&self, target: &Target) -> pingora_core::Result<(HttpSession, bool)> {
+    pub async fn connect(&self, target: &Target) -> pingora_core::Result<(Link, bool)> {
         let peer = &target.peer;
-        if !target.is_plain_http1() {
-            return self.connector.get_http_session(peer).await;
-        }
-        let (stream, reused) = self.transport.get_stream(peer).await?;
-        let stream = if reused { stream } else { Box::new(WorkerStream::new(stream)) };
-        Ok((HttpSession::H1(Http1Session::new_with_options(stream, peer)), reused))
+        let Some(address) = target.plain_address() else {
+            let (session, reused) = self.connector.get_http_session(peer).await?;
+            return Ok((Link::session(session), reused));
+        };
+        let idle = if target.fresh { None } else { self.idle.take(address) };
+        Ok(match idle {
+            Some(stream) => (Link::open(stream), true),
+            None => (Link::open(self.transport.new_stream(peer).await?), false),
+        })
     }
 
     /// Gives a connection back after its response was read to the end.
@@ -188,16 +203,20 @@ impl Upstream {
             return;
         }
         let peer = &target.peer;
-        let idle = peer.options.idle_timeout;
-        match session {
-            HttpSession::H1(mut session) if target.is_plain_http1() => {
+        match (session, target.plain_address()) {
+            (HttpSession::H1(mut session), Some(address)) => {
                 session.respect_keepalive();
                 if let Some(stream) = session.reuse().await {
-                    self.transport.release_stream(stream, peer.reuse_hash(), idle);
+                    self.idle.put(address, stream, target.idle);
                 }
             }
-            session => self.connector.release_http_session(session, peer, idle).await,
+            (session, _) => self.connector.release_http_session(session, peer, peer.options.idle_timeout).await,
         }
+    }
+
+    /// Closes connections that have waited too long for a request. To be called every second or so.
+    pub fn sweep(&self) {
+        self.idle.sweep();
     }
 
     /// One whole exchange. A pooled connection that turns out dead at once is replaced, once.
@@ -217,12 +236,15 @@ impl Upstream {
             let mut second;
             let mut target = target;
             loop {
-                let header = target.request(method, path, body.as_ref().map(Bytes::len))?;
-                let (mut session, reused) = self.connect(target).await?;
+                let head = target.head(method, path, body.as_ref().map(Bytes::len))?;
+                let body = Pieces::from(body.clone().unwrap_or_default());
+                let (mut link, reused) = self.connect(target).await?;
                 let started = Instant::now();
-                match Self::once(&mut session, header, body.clone(), max_body).await {
+                match Self::once(&mut link, target, (&head, &body, timeout), max_body).await {
                     Ok(reply) => {
-                        self.release(target, session).await;
+                        if let Some(session) = link.into_session() {
+                            self.release(target, session).await;
+                        }
                         return Ok(reply);
                     }
                     Err((_, false)) if reused && started.elapsed() < STALE_WITHIN => {
@@ -241,19 +263,13 @@ impl Upstream {
 
     /// The flag in the error tells whether any byte of an answer arrived.
     async fn once(
-        session: &mut HttpSession,
-        header: RequestHeader,
-        body: Option<Bytes>,
+        link: &mut Link,
+        target: &Target,
+        (head, body, patience): (&Head, &Pieces, Duration),
         max_body: usize,
     ) -> Result<Reply, (ExchangeError, bool)> {
         let silent = |e: Box<pingora_core::Error>| (ExchangeError::from(e), false);
-        session.write_request_header(Box::new(header)).await.map_err(silent)?;
-        if let Some(body) = body
-            && !body.is_empty()
-        {
-            session.write_request_body(body, true).await.map_err(silent)?;
-        }
-        session.finish_request_body().await.map_err(silent)?;
+        let session = link.send(target, head, body, patience).await.map_err(silent)?;
         let status = loop {
             session.read_response_header().await.map_err(silent)?;
             let status = session.response_header().map_or(0, |h| h.status.as_u16());

@@ -12,6 +12,8 @@ enum Second {
     Close,
     /// Works on it for a while, then breaks off.
     BreakOff,
+    /// Answers it like the first.
+    Answer,
 }
 
 struct Scripted {
@@ -32,11 +34,15 @@ async fn read_request(socket: &mut TcpStream) -> bool {
     true
 }
 
+fn target(address: SocketAddr, idle: Duration) -> Target {
+    let limits = ConnectionLimits { connect: Duration::from_secs(5), idle };
+    Target::new(address, "127.0.0.1", false, false, limits)
+}
+
 /// A worker that answers the first request of a connection and treats the second as told.
 async fn scripted(second: Second) -> Scripted {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let limits = ConnectionLimits { connect: Duration::from_secs(5), idle: Duration::from_secs(60) };
-    let target = Target::new(listener.local_addr().unwrap(), "127.0.0.1", false, false, limits);
+    let target = target(listener.local_addr().unwrap(), Duration::from_secs(60));
     let (requests, connections) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (seen, opened) = (Arc::clone(&requests), Arc::clone(&connections));
     tokio::spawn(async move {
@@ -50,7 +56,7 @@ async fn scripted(second: Second) -> Scripted {
                         return;
                     }
                     seen.fetch_add(1, Ordering::SeqCst);
-                    if n == 0 {
+                    if n == 0 || matches!(second, Second::Answer) {
                         socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
                         continue;
                     }
@@ -96,4 +102,74 @@ async fn a_fresh_target_takes_no_pooled_connection_and_leaves_none() {
         assert!(ask(&upstream, &worker.target.fresh()).await.unwrap().is_success());
     }
     assert_eq!(worker.connections.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test]
+async fn a_connection_is_kept_for_so_long() {
+    let worker = scripted(Second::Answer).await;
+    let upstream = Upstream::default();
+    for _ in 0..3 {
+        assert!(ask(&upstream, &worker.target).await.unwrap().is_success());
+    }
+    assert_eq!((worker.connections.load(Ordering::SeqCst), upstream.idle.count()), (1, 1));
+    upstream.sweep();
+    assert_eq!(upstream.idle.count(), 1);
+    let address = worker.target.plain_address().unwrap();
+    assert!(ask(&upstream, &target(address, Duration::ZERO)).await.unwrap().is_success());
+    assert_eq!(worker.connections.load(Ordering::SeqCst), 1, "it was taken once more");
+    upstream.sweep();
+    assert_eq!(upstream.idle.count(), 0, "its time is over");
+    assert!(ask(&upstream, &worker.target).await.unwrap().is_success());
+    assert_eq!(worker.connections.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_connection_that_the_worker_closes_is_not_kept() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = target(listener.local_addr().unwrap(), Duration::from_secs(60));
+    let upstream = Upstream::default();
+    let serving = async {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        assert!(read_request(&mut socket).await);
+        socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+        socket
+    };
+    let (reply, socket) = tokio::join!(ask(&upstream, &target), serving);
+    assert!(reply.unwrap().is_success());
+    assert_eq!(upstream.idle.count(), 1);
+    drop(socket);
+    let swept = async {
+        while upstream.idle.count() > 0 {
+            tokio::task::yield_now().await;
+            upstream.sweep();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), swept).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_goes_out_with_its_body() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = target(listener.local_addr().unwrap(), Duration::from_secs(60));
+    let upstream = Upstream::default();
+    for body in [b"{}".to_vec(), vec![b'x'; 5000]] {
+        let whole = Bytes::from(body.clone());
+        let asking = upstream.exchange(&target, "POST", "/x", Some(whole), Duration::from_secs(10), 1024);
+        let serving = async {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let mut seen = vec![0; 16 * 1024];
+            let read = socket.read(&mut seen).await.unwrap();
+            socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await.unwrap();
+            seen.truncate(read);
+            seen
+        };
+        let (reply, seen) = tokio::join!(asking, serving);
+        assert!(reply.unwrap().is_success());
+        let text = format!(
+            "POST /x HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            listener.local_addr().unwrap(),
+            body.len()
+        );
+        assert_eq!(seen, [text.as_bytes(), &body].concat(), "in one piece");
+    }
 }

@@ -80,7 +80,7 @@ async fn serve_one(
     match connection {
         Connection::Keep | Connection::Close => {
             session.finish_body().await.ok()?;
-            let read = session.is_body_done();
+            let read = session.is_body_done() && !ClientStream::of(&session).is_some_and(ClientStream::owes_body);
             if connection == Connection::Close || !read || !session.will_keepalive() {
                 close(session.into_inner(), !read, shutdown).await;
                 return None;

@@ -13,10 +13,10 @@ use crate::forward::relay::{Ending, LateHeaders, RelayLimits, Relayed, ResponseF
 use crate::forward::request::{Framing, Onward, for_client, for_worker};
 use crate::placement::{self, Placed};
 use crate::request_id::random_hex;
-use crate::upstream::Target;
+use crate::upstream::{Head, Target};
 use crate::workers::Worker;
 use pingora_core::protocols::http::ServerSession;
-use pingora_http::{RequestHeader, ResponseHeader};
+use pingora_http::ResponseHeader;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use turnstile_fleet::decision::EnginePriority;
@@ -105,7 +105,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         });
         // A turn of a streaming session must never be sent twice, so it gets a connection that cannot be stale.
         let target = if stream_id.is_some() { Arc::new(target.fresh()) } else { target };
-        let header = self.header(&target, &turn, body.len(), plan.dp_rank.is_some())?;
+        let head = self.head(&target, &turn, body.len(), plan.dp_rank.is_some())?;
         self.progress.exchange.record.rid.clone_from(&rid);
         self.session.sent(Sent { worker: Arc::clone(&worker), rid: rid.clone() });
         let started = Instant::now();
@@ -113,7 +113,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
             Duration::from_secs(config.timeouts.total_s).saturating_sub(self.progress.exchange.arrived.elapsed());
         let outgoing = Outgoing {
             target: &target,
-            header,
+            head,
             body,
             first_byte: Duration::from_secs(config.timeouts.first_byte_s).min(left),
             write: Duration::from_secs(config.timeouts.first_byte_s.min(60)),
@@ -133,7 +133,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         self.answered(client, &worker, &target, opened, started, &plan).await
     }
 
-    fn header(&self, target: &Target, turn: &Turn, len: usize, pins_rank: bool) -> Result<RequestHeader, Refusal> {
+    fn head(&self, target: &Target, turn: &Turn, len: usize, pins_rank: bool) -> Result<Head, Refusal> {
         let exchange = &self.progress.exchange;
         let head = &self.progress.facts.head;
         let onward = Onward {

@@ -18,7 +18,7 @@ use crate::errors::{Kind, Refusal};
 use crate::filters::FilterRun;
 use crate::gateway::Gateway;
 use crate::generation::Generation;
-use crate::request_id;
+use crate::{request_body, request_id};
 use http::Method;
 use pingora_core::protocols::http::ServerSession;
 use std::sync::Arc;
@@ -86,7 +86,8 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
     gateway.metrics.in_progress.with_label_values(&[label]).inc();
     let progress = InProgress { gateway: Arc::clone(gateway), label };
     let served = match checked.and_then(|()| check(client)) {
-        Ok(()) => match gateway.stopping.run(turn::serve(gateway, client, route, &mut exchange)).await {
+        // On the heap: the state of a turn is large, and an idle connection need not hold room for one.
+        Ok(()) => match gateway.stopping.run(Box::pin(turn::serve(gateway, client, route, &mut exchange))).await {
             Ok(served) => served,
             Err(cut) if client.response_written().is_none() => Err(cut.refusal()),
             Err(_) => {
@@ -145,7 +146,7 @@ async fn refuse(
         return Connection::Cut;
     }
     // A body that was not read to its end makes the connection useless.
-    let close = refusal.closes || !client.is_body_done();
+    let close = refusal.closes || !request_body::is_read(client);
     let sent = match Reply::refusal(&refusal, protocol).and_then(|reply| reply.readable_by(client)) {
         Ok(reply) => reply.send(client, exchange, protocol, close).await,
         Err(error) => Err(error),

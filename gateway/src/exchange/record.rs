@@ -3,6 +3,9 @@
 use serde::Serialize;
 use std::sync::Arc;
 
+/// Room for most lines.
+const LINE_ROOM: usize = 1536;
+
 /// One line of the log. Nothing of a prompt or an answer is in it.
 #[derive(Debug, Default, Serialize)]
 pub struct Record {
@@ -131,7 +134,10 @@ pub struct Record {
 
 impl Record {
     /// The line.
-    pub fn line(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
+    pub fn line(&self) -> Vec<u8> {
+        let mut line = Vec::with_capacity(LINE_ROOM);
+        // Nothing in a record fails to be written.
+        let _ = serde_json::to_writer(&mut line, self);
+        line
     }
 }

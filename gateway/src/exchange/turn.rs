@@ -16,7 +16,10 @@ use crate::policy::{EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, V
 use crate::request_body::{self, Held};
 use crate::sessions::Waiter;
 use bytes::Bytes;
+use http::request::Parts as ReqParts;
+use http::{HeaderMap, header};
 use pingora_core::protocols::http::ServerSession;
+use pingora_http::RequestHeader;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use turnstile_config::{Busy as BusyOption, Phase};
@@ -121,21 +124,38 @@ pub(super) async fn serve(
     served
 }
 
-fn request_head(client: &ServerSession, request_id: &str) -> RequestHead {
-    let head = client.req_header();
+fn request_head(client: &mut ServerSession, request_id: &str) -> RequestHead {
+    let (protocol, peer) = (if client.is_http2() { "HTTP/2" } else { "HTTP/1.1" }, client.client_addr());
+    let peer = peer.and_then(|a| a.as_inet().copied());
+    let head = client.req_header_mut();
     let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
-    let authority = head.headers.get("host").map(|h| Bytes::copy_from_slice(h.as_bytes()));
+    let path = Bytes::copy_from_slice(path.as_bytes());
+    let authority = head.headers.get(header::HOST).map(|h| Bytes::copy_from_slice(h.as_bytes()));
     let authority = authority.or_else(|| head.uri.authority().map(|a| Bytes::copy_from_slice(a.as_str().as_bytes())));
     RequestHead {
         method: head.method.clone(),
-        path: Bytes::copy_from_slice(path.as_bytes()),
+        path,
         authority: authority.unwrap_or_default(),
-        headers: Arc::new(head.headers.clone()),
+        headers: Arc::new(take_headers(head)),
         request_id: Arc::from(request_id),
-        peer: client.client_addr().and_then(|a| a.as_inet().copied()),
-        protocol: if client.is_http2() { "HTTP/2" } else { "HTTP/1.1" },
+        peer,
+        protocol,
         arrived: SystemTime::now(),
     }
+}
+
+/// The headers, moved out rather than copied. What is left is what answers are made by.
+fn take_headers(head: &mut RequestHeader) -> HeaderMap {
+    let origin = head.headers.get(header::ORIGIN).cloned();
+    let Ok(mut left) = RequestHeader::build_no_case(head.method.clone(), head.raw_path(), Some(1)) else {
+        return head.headers.clone();
+    };
+    left.set_version(head.version);
+    if let Some(origin) = origin {
+        // One header always fits.
+        let _ = left.insert_header(header::ORIGIN, origin);
+    }
+    ReqParts::from(std::mem::replace(head, left)).headers
 }
 
 fn note_turn(gateway: &Gateway, exchange: &mut Exchange, turn: &Turn) {

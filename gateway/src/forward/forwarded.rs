@@ -2,7 +2,6 @@
 //! says in these headers ends here, so that no log or rule of a worker can be fed with it.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use pingora_http::RequestHeader;
 use std::net::IpAddr;
 use turnstile_config::{Forwarded, ForwardedSend};
 
@@ -26,16 +25,16 @@ pub fn tells_origin(name: &HeaderName) -> bool {
     *name == header::FORWARDED || [FOR, PROTO, HOST, PORT, REAL_IP].contains(name)
 }
 
-/// Adds what the worker is told. `client` are the headers that came.
+/// Hands to `put` what the worker is told, each header once. `client` are the headers that came.
 ///
 /// # Errors
-/// When a header cannot be set.
-pub fn tell(
-    out: &mut RequestHeader,
+/// Those of `put`.
+pub fn tell<E>(
     client: &HeaderMap,
     origin: Origin<'_>,
     options: &Forwarded,
-) -> pingora_core::Result<()> {
+    put: &mut dyn FnMut(&HeaderName, &HeaderValue) -> Result<(), E>,
+) -> Result<(), E> {
     if options.send == ForwardedSend::None {
         return Ok(());
     }
@@ -59,7 +58,7 @@ pub fn tell(
     ];
     for (name, value) in told {
         if let Some(value) = value {
-            out.insert_header(name, value)?;
+            put(&name, &value)?;
         }
     }
     Ok(())

@@ -16,11 +16,13 @@ fn told(peer: &str, list: &[(&'static str, &str)], options: &Forwarded) -> Vec<(
     for (name, value) in list {
         client.append(*name, HeaderValue::from_str(value).unwrap());
     }
-    let mut out = RequestHeader::build("POST", b"/", None).unwrap();
     let origin = Origin { peer: peer.parse().ok(), host: b"gateway:8080" };
-    tell(&mut out, &client, origin, options).unwrap();
-    let text = |v: &HeaderValue| v.to_str().unwrap().to_owned();
-    let mut all: Vec<_> = out.headers.iter().map(|(n, v)| (n.as_str().to_owned(), text(v))).collect();
+    let mut all = Vec::new();
+    tell(&client, origin, options, &mut |name, value| {
+        all.push((name.as_str().to_owned(), value.to_str().unwrap().to_owned()));
+        Ok::<(), ()>(())
+    })
+    .unwrap();
     all.sort();
     all
 }

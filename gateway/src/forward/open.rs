@@ -5,12 +5,12 @@
 //! events are held back for a while, since what follows them may be an error.
 
 use super::{AttemptFault, client_gone};
-use crate::upstream::{STALE_WITHIN, Target, Upstream, describe};
+use crate::upstream::{Head, Link, STALE_WITHIN, Target, Upstream, describe};
 use bytes::{Bytes, BytesMut};
 use pingora_core::ErrorType;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::client::HttpSession;
-use pingora_http::{RequestHeader, ResponseHeader};
+use pingora_http::ResponseHeader;
 use std::time::{Duration, Instant};
 use turnstile_fleet::body::Pieces;
 use turnstile_fleet::complaint::status_of;
@@ -33,7 +33,7 @@ pub struct Outgoing<'a> {
     /// Where to.
     pub target: &'a Target,
     /// Request line and headers, framing included.
-    pub header: RequestHeader,
+    pub head: Head,
     /// The body.
     pub body: Pieces,
     /// The longest wait for the first byte, for a stream for the first event.
@@ -90,7 +90,7 @@ pub async fn open(
     let mut target = outgoing.target;
     let mut sent = false;
     loop {
-        let (mut session, reused) = tokio::select! {
+        let (mut link, reused) = tokio::select! {
             biased;
             connected = upstream.connect(target) => connected.map_err(|e| connect_fault(&e, sent))?,
             () = client_gone(client) => return Err(AttemptFault::ClientGone),
@@ -98,7 +98,7 @@ pub async fn open(
         let started = Instant::now();
         let begun = tokio::select! {
             biased;
-            begun = tokio::time::timeout(outgoing.first_byte, begin(&mut session, &outgoing, watch)) => begun
+            begun = tokio::time::timeout(outgoing.first_byte, begin(&mut link, target, &outgoing, watch)) => begun
                 .unwrap_or_else(|_| Err(AttemptFault::Timeout("no answer within timeouts.first_byte_s".into()))),
             () = client_gone(client) => Err(AttemptFault::ClientGone),
             () = &mut stuck => Err(AttemptFault::Stuck),
@@ -106,16 +106,17 @@ pub async fn open(
         match begun {
             Ok(begun) => {
                 let Begun { head, observer, pending, ended } = begun;
+                let Some(session) = link.into_session() else { return Err(AttemptFault::ClientGone) };
                 return Ok(Opened { session, head, observer, pending, ended });
             }
             Err(AttemptFault::Broken { answered: false, .. }) if reused && started.elapsed() < STALE_WITHIN => {
-                session.shutdown().await;
+                link.shutdown().await;
                 second = target.fresh();
                 target = &second;
                 sent = true;
             }
             Err(fault) => {
-                session.shutdown().await;
+                link.shutdown().await;
                 return Err(fault);
             }
         }
@@ -123,19 +124,13 @@ pub async fn open(
 }
 
 async fn begin(
-    session: &mut HttpSession,
+    link: &mut Link,
+    target: &Target,
     outgoing: &Outgoing<'_>,
     watch: Option<&Watch>,
 ) -> Result<Begun, AttemptFault> {
-    session.set_write_timeout(Some(outgoing.write));
     let silent = |e: Box<pingora_core::Error>| read_fault(&e, false);
-    session.write_request_header(Box::new(outgoing.header.clone())).await.map_err(silent)?;
-    let mut left = outgoing.body.len();
-    for piece in outgoing.body.iter() {
-        left -= piece.len();
-        session.write_request_body(piece.clone(), left == 0).await.map_err(silent)?;
-    }
-    session.finish_request_body().await.map_err(silent)?;
+    let session = link.send(target, &outgoing.head, &outgoing.body, outgoing.write).await.map_err(silent)?;
     let head = loop {
         session.read_response_header().await.map_err(silent)?;
         match session.response_header() {

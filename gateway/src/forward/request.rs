@@ -2,9 +2,9 @@
 
 use crate::forward::forwarded::{Origin, tell, tells_origin};
 use crate::headers::{connection_listed, is_hop_by_hop};
-use crate::upstream::Target;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
-use pingora_http::{RequestHeader, ResponseHeader};
+use crate::upstream::{Head, HeadBuilder, Target};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use pingora_http::ResponseHeader;
 use turnstile_config::Forwarded;
 use turnstile_fleet::steering::SteeringOptions;
 
@@ -15,7 +15,7 @@ fn replaced(name: &HeaderName) -> bool {
         || *name == header::EXPECT
         || *name == header::ACCEPT_ENCODING
         || *name == header::CONTENT_ENCODING
-        || name.as_str() == "x-request-id"
+        || *name == REQUEST_ID
 }
 
 /// What decides which headers go on.
@@ -31,7 +31,9 @@ pub struct Onward<'a> {
     pub pins_rank: bool,
 }
 
-/// The request header for a worker: the client's, less what belongs to its hop or would steer the engine, with the
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The request head for a worker: the client's, less what belongs to its hop or would steer the engine, with the
 /// worker's own authorization when it has one, and then without the client's.
 ///
 /// `accept-encoding` is dropped: the stream is observed, so it must not be compressed.
@@ -45,9 +47,9 @@ pub fn for_worker(
     body_len: usize,
     request_id: &str,
     onward: Onward<'_>,
-) -> pingora_core::Result<RequestHeader> {
-    // Without pingora's map of header spellings, which is a second map to fill: names are the same in any case.
-    let mut header = RequestHeader::build_no_case(Method::POST, path.as_bytes(), Some(client.len() + 7))?;
+) -> pingora_core::Result<Head> {
+    let mut head = HeadBuilder::new(target, "POST", path, client.len() + 7)?;
+    head.field(&header::HOST, &target.authority)?;
     let listed = connection_listed(client);
     let own_credentials = target.authorization.is_some() || !onward.steering.passes_credentials();
     for (name, value) in client {
@@ -60,16 +62,18 @@ pub fn for_worker(
         {
             continue;
         }
-        header.append_header(name.clone(), value.clone())?;
+        head.field(name, value)?;
     }
-    header.insert_header(header::HOST, target.authority.clone())?;
     if let Some(authorization) = &target.authorization {
-        header.insert_header(header::AUTHORIZATION, authorization.clone())?;
+        head.field(&header::AUTHORIZATION, authorization)?;
     }
-    header.insert_header(header::CONTENT_LENGTH, HeaderValue::from(body_len))?;
-    header.insert_header("x-request-id", request_id)?;
-    tell(&mut header, client, onward.origin, onward.forwarded)?;
-    Ok(header)
+    head.field(&header::CONTENT_LENGTH, &HeaderValue::from(body_len))?;
+    // Ids are checked or made of digits: always a header value.
+    if let Ok(id) = HeaderValue::from_str(request_id) {
+        head.field(&REQUEST_ID, &id)?;
+    }
+    tell(client, onward.origin, onward.forwarded, &mut |name, value| head.field(name, value))?;
+    Ok(head.finish())
 }
 
 /// How the client's connection frames a body.

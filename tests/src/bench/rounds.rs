@@ -19,6 +19,9 @@ const CLIENTS: usize = 16;
 const STREAMS: usize = 64;
 /// After the last answer the proxy has a little left to do: its log, its sums.
 const SETTLE: Duration = Duration::from_millis(50);
+/// Memory that is not given back within so many looks stays. The gateway's allocator waits a second before it gives any back.
+const CALM_LOOKS: usize = 15;
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How much is sent.
 #[derive(Clone)]
@@ -29,7 +32,7 @@ pub struct Effort {
     pub rounds: usize,
     /// Divides the number of requests.
     pub divide: usize,
-    /// Idle connections.
+    /// Idle connections, twice: those that are there before, and those that are weighed.
     pub idle: usize,
 }
 
@@ -76,6 +79,9 @@ impl Proxies {
 
     /// Resident memory that an idle keep-alive connection adds, after one small request on each.
     ///
+    /// As many connections are there before, and stay: what an allocator takes at first and keeps for later is theirs. What it
+    /// will give back to the kernel is waited for.
+    ///
     /// # Errors
     /// A request failed.
     pub async fn idle_connections(&self, count: usize) -> Result<Vec<Figure>, String> {
@@ -85,11 +91,12 @@ impl Proxies {
         let names = ["one idle keep-alive connection, plain pingora", "one idle keep-alive connection, turnstile"];
         for (name, (address, pid)) in names.into_iter().zip(self.all) {
             Connections::open(address, CLIENTS).await?.send(&mix.requests, 0, 500).await?;
-            let before = resident_bytes(pid)?;
+            let mut first = Connections::open(address, count).await?;
+            first.each(request).await?;
+            let before = settled_bytes(pid).await?;
             let mut idle = Connections::open(address, count).await?;
             idle.each(request).await?;
-            tokio::time::sleep(SETTLE).await;
-            let grown = resident_bytes(pid)?.saturating_sub(before);
+            let grown = settled_bytes(pid).await?.saturating_sub(before);
             let budget = if name.ends_with("turnstile") { "<= 32 KB" } else { "" };
             figures.push(Figure { name: name.into(), value: grown as f64 / count as f64 / 1024.0, unit: "KB", budget });
         }
@@ -192,6 +199,19 @@ impl Kind {
             budget,
         }
     }
+}
+
+/// Resident memory of a process once it does not shrink any more.
+async fn settled_bytes(pid: u32) -> Result<u64, String> {
+    let mut least = resident_bytes(pid)?;
+    let mut calm = 0;
+    while calm < CALM_LOOKS {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let now = resident_bytes(pid)?;
+        calm = if now < least { 0 } else { calm + 1 };
+        least = least.min(now);
+    }
+    Ok(least)
 }
 
 async fn gateway(dir: &Path, name: &str, upstreams: &str, full: bool) -> Result<Gateway, String> {

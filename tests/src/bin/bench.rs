@@ -94,7 +94,7 @@ fn options(words: &[&str]) -> Result<Options, String> {
 fn bench(options: &Options) -> Result<(), String> {
     let only = options.only.clone();
     let effort = if options.quick {
-        Effort { only, rounds: 1, divide: 10, idle: 200 }
+        Effort { only, rounds: 1, divide: 10, idle: 400 }
     } else {
         Effort { only, rounds: 7, divide: 1, idle: 2000 }
     };
