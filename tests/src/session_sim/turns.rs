@@ -394,17 +394,17 @@ impl World {
         let turn = self.attempts[attempt].turn;
         let note = self.attempts[attempt].note;
         let worker = self.members[self.attempts[attempt].member].model.index;
+        if let AttemptEnd::Answered { whole: true, .. } = how
+            && self.client(turn).deltas
+        {
+            // Before the end, which lets the next turn begin: its client knows what this one was told.
+            let Attempt { engine_id, mode, .. } = &self.attempts[attempt];
+            let id = engine_id.clone().filter(|_| *mode == SessionMode::Stream);
+            self.truth.answered(self.turns[turn].key, turn, attempt, id.as_deref(), note);
+        }
         let again = self.end(attempt, how);
         match how {
             AttemptEnd::Answered { whole, .. } => {
-                let deltas = self.client(turn).deltas;
-                let id = self.attempts[attempt]
-                    .engine_id
-                    .clone()
-                    .filter(|_| self.attempts[attempt].mode == SessionMode::Stream);
-                if whole && deltas {
-                    self.truth.answered(self.turns[turn].key, turn, attempt, id.as_deref(), note);
-                }
                 return self.done(turn, if whole { Outcome::Answered } else { Outcome::Aborted });
             }
             AttemptEnd::Refused(_) if again => {}
