@@ -331,7 +331,7 @@ async fn run_group(group: usize) -> Vec<(usize, Table)> {
 
 /// Rows whose fault is the whole worker's.
 async fn run_worker_rows() -> Vec<(usize, Table)> {
-    let mut tables = [const { Table { lines: String::new(), cells: 0, violations: Vec::new() } }; 4];
+    let mut tables = [const { Table { lines: String::new(), cells: 0, violations: Vec::new() } }; WORKER_ROWS];
     let [refused, ignored, restarted, wedged] = &mut tables;
     run_worker_row("connection refused", async |worker| worker.refuse().await, refused).await;
     run_worker_row("connection not answered", async |worker| worker.ignore().await, ignored).await;
@@ -340,14 +340,39 @@ async fn run_worker_rows() -> Vec<(usize, Table)> {
     tables.into_iter().enumerate().map(|(number, table)| (Break::ALL.len() + number, table)).collect()
 }
 
+/// Rows in which a worker answers nothing more and only `timeouts.total_s` ends the wait.
+async fn run_total_rows() -> Vec<(usize, Table)> {
+    let workers = Faulty::start(2, &sim()).await;
+    let setup = setup(&workers).set("timeouts.first_byte_s", "600").set("timeouts.between_bytes_s", "600");
+    // Engines live a thousand times faster, and with this limit on a turn their sessions would not outlive the wait.
+    let setup = setup.set("timeouts.total_s", "3").set("sessions.default_timeout_s", "36000");
+    let rig = setup.start().await;
+    let mut tables = Vec::new();
+    let rows = [(Break::StallBefore, "total_s over before the head"), (Break::StallMidway, "total_s over midway")];
+    for (place, (kind, name)) in rows.into_iter().enumerate() {
+        let row = Row { name, header: Some(kind.name()), whole: true };
+        let mut table = Table::default();
+        let number = Break::ALL.len() + WORKER_ROWS + place;
+        for stream in [false, true] {
+            run_row(&rig, &workers, &row, number, stream, &mut table).await;
+        }
+        tables.push((number, table));
+    }
+    tables
+}
+
+/// Rows of [`run_worker_rows`].
+const WORKER_ROWS: usize = 4;
+
 /// Gateways side by side.
 const GROUPS: usize = 4;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_cell_of_the_fault_table_is_as_documented() {
     let groups = futures::future::join_all((0..GROUPS).map(run_group));
-    let (groups, worker_rows) = futures::join!(groups, run_worker_rows());
-    let mut rows: Vec<(usize, Table)> = groups.into_iter().flatten().chain(worker_rows).collect();
+    let (groups, worker_rows, total_rows) = futures::join!(groups, run_worker_rows(), run_total_rows());
+    let rows = groups.into_iter().flatten().chain(worker_rows).chain(total_rows);
+    let mut rows: Vec<(usize, Table)> = rows.collect();
     rows.sort_by_key(|(number, _)| *number);
     let seen: String = rows.iter().map(|(_, table)| table.lines.as_str()).collect();
     let seen = format!("{HEAD}{seen}");

@@ -1,12 +1,13 @@
 //! A worker dies under load: `kill -9` of a real process.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
-use turnstile_tests::harness::{CHAT, Connection, Request, Setup, chat, until};
+use turnstile_fleet::session::SessionMode;
+use turnstile_tests::harness::{CHAT, Connection, Request, Setup, chat, chat_with, send, until};
 
 const CLIENTS: usize = 48;
 
@@ -19,6 +20,7 @@ struct Process {
 impl Process {
     async fn start() -> Self {
         let arguments = ["sim", "--workers", "1", "--port", "0", "--speed", "4", "--max-running", "64"];
+        let arguments = arguments.into_iter().chain(["--streaming-session"]);
         let mut child = Command::new(env!("CARGO_BIN_EXE_turnstile-process"))
             .args(arguments)
             .stdin(Stdio::piped())
@@ -42,6 +44,8 @@ struct Tally {
     whole: AtomicUsize,
     /// Broke off after their first byte.
     cut: AtomicUsize,
+    /// Turns of streaming sessions whose client was told that what came before is lost.
+    told_lost: AtomicUsize,
     /// Got no answer, or an error, without a first byte: none may.
     failed: parking_lot::Mutex<Vec<String>>,
 }
@@ -52,6 +56,24 @@ impl Tally {
     }
 }
 
+/// What a turn of a session looks like: an affinity by header, a tag, or a streaming session that gets only what is new.
+fn request(session: usize, turn: usize, history: &str, streamed: bool) -> Request {
+    let name = format!("s{session}");
+    let action = if turn == 0 { json!("open") } else { Value::Null };
+    let control = json!({"session_control": {"session_id": name, "action": action}});
+    let (path, mut body) = match session % 3 {
+        0 => (CHAT, chat(&format!("{history}[[sim:tokens=60]]"))),
+        1 => (CHAT, chat_with(&format!("{history}[[sim:tokens=60]]"), control)),
+        _ => {
+            let sampling = json!({"max_new_tokens": 60, "ignore_eos": true});
+            ("/generate", json!({"text": format!(" Turn {turn}."), "sampling_params": sampling, "nvext": control}))
+        }
+    };
+    body["stream"] = json!(streamed);
+    let request = Request::json(path, &body);
+    if session.is_multiple_of(3) { request.header("x-session-id", &name) } else { request }
+}
+
 /// One session: turns one after another, streamed and whole in turn.
 async fn client(addr: std::net::SocketAddr, session: usize, stop: Arc<AtomicBool>, tally: Arc<Tally>) {
     let mut history = format!("Session {session} begins. ");
@@ -60,16 +82,15 @@ async fn client(addr: std::net::SocketAddr, session: usize, stop: Arc<AtomicBool
             return;
         }
         history.push_str(&format!("Turn {turn}. "));
-        let mut body = chat(&format!("{history}[[sim:tokens=60]]"));
-        let streamed = (session + turn).is_multiple_of(2);
-        body["stream"] = json!(streamed);
-        let request = Request::json(CHAT, &body).header("x-session-id", &format!("s{session}"));
+        let streamed = (session / 3 + turn).is_multiple_of(2);
         let mut connection = Connection::open(addr).await;
-        connection.send(&request).await;
+        connection.send(&request(session, turn, &history, streamed)).await;
         let Some(head) = connection.try_head().await else {
             tally.failed.lock().push(format!("session {session} turn {turn}: no answer"));
             continue;
         };
+        let lost = head.header("x-turnstile-session-note").is_some_and(|note| note.starts_with("context lost"));
+        tally.told_lost.fetch_add(usize::from(lost), Ordering::Relaxed);
         let (body, complete) = connection.rest().await;
         match (head.status, complete, body.is_empty()) {
             (200, true, _) => tally.whole.fetch_add(1, Ordering::Relaxed),
@@ -111,6 +132,9 @@ async fn a_killed_worker_costs_no_turn_without_a_first_byte_and_its_sessions_go_
     let bound = || rig.gateway().fleet.sessions.list(usize::MAX).iter().filter(|s| s.worker == Some(index)).count();
     until("it is busy", async || worker_of(&id).view(0).in_flight >= 4).await;
     let (had, hit, before) = (bound(), worker_of(&id).view(0).in_flight, tally.turns());
+    let known = rig.gateway().fleet.sessions.list(usize::MAX);
+    let known =
+        known.iter().filter(|s| s.worker == Some(index) && s.mode == SessionMode::Stream && s.turns > 0).count();
     processes[victim].child.kill().await.unwrap();
 
     until("no session is bound there", async || bound() == 0).await;
@@ -134,6 +158,18 @@ async fn a_killed_worker_costs_no_turn_without_a_first_byte_and_its_sessions_go_
     );
     assert_eq!(*tally.failed.lock(), Vec::<String>::new());
     assert!(tally.cut.load(Ordering::Relaxed) <= CLIENTS, "a client's turns break off once at most");
+    let told = tally.told_lost.load(Ordering::Relaxed);
+    assert!(told >= known && told <= CLIENTS / 3, "{known} streaming sessions were lost, {told} clients were told");
+    // Nothing is left of any session on those that live.
+    rig.gateway().fleet.sessions.close_all();
+    for (_, process) in processes.iter().enumerate().filter(|(at, _)| *at != victim) {
+        let addr = process.id().parse().unwrap();
+        until("its engine sessions are closed", async || {
+            let state = send(addr, &Request::get("/_sim/state")).await.json();
+            (&state["sessions"], &state["tags"]) == (&json!(0), &json!(0))
+        })
+        .await;
+    }
     assert!(retried > 0.0, "the kill met turns in flight");
     for (at, process) in processes.iter().enumerate() {
         let state = worker_of(process.id()).view(0).shown_state();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use turnstile_sim::{Fault, FaultKind, Place, SimWorker};
-use turnstile_tests::harness::{CHAT, Rig, Setup, WorkerExt, chat_with, until};
+use turnstile_tests::harness::{CHAT, Request, Rig, Setup, WorkerExt, chat, chat_with, until};
 
 fn tagged() -> Setup {
     Setup::new().sim(|c| c.enable_session_radix_cache = true)
@@ -112,6 +112,37 @@ async fn a_worker_that_hangs_leaves_room_for_the_side_requests_of_others() {
     rig.gateway().fleet.sessions.close_all();
     until("the other one's are closed", async || other.open_sessions() == (0, 0)).await;
     assert!(hanging.open_sessions().1 > 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn aborts_that_hang_at_one_worker_leave_room_for_those_of_others() {
+    let rig = Setup::new().workers(2).set("limits.side_queue", "4").set("ejection.wedged_after_ms", "0").start().await;
+    for worker in &rig.workers {
+        worker.hold().await;
+    }
+    let [hanging, other] = rig.workers.as_slice() else { panic!("two workers") };
+    hanging.faults().add(Fault::always(FaultKind::Hang).on("/abort_request"));
+    let mut waiting = [Vec::new(), Vec::new()];
+    while waiting[0].len() < 5 || waiting[1].len() < 3 {
+        let (before, all) = (hanging.turns().len(), waiting[0].len() + waiting[1].len());
+        let text = format!("turn {all}, which is like no other");
+        let connection = rig.begin(&Request::json(CHAT, &chat(&text))).await;
+        until("it is on a worker", async || hanging.turns().len() + other.turns().len() > all).await;
+        waiting[usize::from(hanging.turns().len() == before)].push(connection);
+    }
+    let [at_hanging, at_other] = waiting;
+    let dropped = at_hanging.len() - 2;
+    drop(at_hanging);
+    let labels = [("kind", "abort"), ("result", "dropped")];
+    rig.until_metric("turnstile_side_requests_total", &labels, dropped as f64).await;
+    let pending = json!([{"worker": hanging.id(), "kind": "abort", "pending": 2, "last_error": null}]);
+    assert_eq!(side(&rig).await["pending"], pending, "half of the room is one worker's share");
+    for (n, connection) in at_other.into_iter().enumerate() {
+        drop(connection);
+        until("the other one is told at once", async || other.on("/abort_request").len() == n + 1).await;
+        until("and has said so", async || side(&rig).await["pending"].as_array().unwrap().len() == 1).await;
+    }
+    assert_eq!(rig.metric("turnstile_side_requests_total", &labels).await, dropped as f64);
 }
 
 #[tokio::test(flavor = "multi_thread")]
