@@ -5,3 +5,4 @@
 pub mod harness;
 pub mod process;
 pub mod session_sim;
+pub mod soak;

@@ -1,8 +1,8 @@
 //! Agents: conversations of every protocol, with and without sessions, well behaved and not.
 
-use crate::dice::Dice;
-use crate::protocol::Protocol;
-use crate::turn::{Ended, Manner, Turn, Want};
+use super::dice::Dice;
+use super::protocol::Protocol;
+use super::turn::{Ended, Manner, Turn, Want};
 use reqwest::Client;
 use serde_json::{Value, json};
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! The workers, each a process of its own.
 
-use crate::trouble;
+use super::trouble;
 use reqwest::Client;
 use serde_json::Value;
 use std::collections::HashMap;

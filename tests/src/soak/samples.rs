@@ -1,9 +1,9 @@
 //! What is measured: of the gateway's process, in its metrics, on the workers.
 
-use crate::fleet::Held;
+use super::fleet::Held;
+use crate::harness::Samples;
+use crate::process::{open_files, resident_bytes};
 use std::fmt::Write as _;
-use turnstile_tests::harness::Samples;
-use turnstile_tests::process::{open_files, resident_bytes};
 
 /// One look at everything.
 #[derive(Clone, Debug, Default)]
@@ -25,8 +25,11 @@ const fn row(name: &'static str, share: f64, more: f64) -> Row {
     Row { name, share, more }
 }
 
+/// The row of the gateway's memory.
+pub const MEMORY: &str = "memory (RSS), MiB";
+
 const ROWS: [Row; 12] = [
-    row("memory (RSS), MiB", 0.2, 24.0),
+    row(MEMORY, 0.2, 24.0),
     row("open files", 0.0, 8.0),
     // Probes come and go, each with a connection.
     row("tasks", 0.0, 8.0),

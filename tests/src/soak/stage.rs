@@ -1,16 +1,17 @@
 //! What the soak runs on: workers, the gateway, its configuration, and what changes meanwhile.
 
-use crate::fleet::{self, Worker};
-use crate::samples::Sample;
-use crate::trouble;
-use crate::verdict::ATTEMPTS;
+use super::fleet::{self, Worker};
+use super::samples::Sample;
+use super::trouble;
+use super::verdict::ATTEMPTS;
+use super::{Pace, Settings};
+use crate::harness::{Samples, module, swap};
+use crate::process::Gateway;
 use reqwest::Client;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
-use turnstile_tests::harness::{Samples, module, swap};
-use turnstile_tests::process::Gateway;
 
 /// How many workers there are.
 pub const WORKERS: usize = 4;
@@ -26,6 +27,7 @@ pub struct Stage {
     modules: [Vec<u8>; 2],
     pool: String,
     state: PathBuf,
+    pace: Pace,
     reloads: u64,
     // Last: removed when nothing writes to it any more.
     _dir: TempDir,
@@ -41,7 +43,8 @@ impl Stage {
     ///
     /// # Errors
     /// Something did not start.
-    pub async fn set(program: &Path, period: Duration, seed: u64) -> Result<Self, String> {
+    pub async fn set(settings: &Settings, period: Duration) -> Result<Self, String> {
+        let (program, seed, pace) = (settings.program.as_path(), settings.seed, settings.pace);
         let dir = tempfile::Builder::new().prefix("turnstile-soak-").tempdir().map_err(|e| e.to_string())?;
         let mut workers = Vec::new();
         let mut pool = String::from("[[pools]]\n");
@@ -61,9 +64,9 @@ impl Stage {
         let log = dir.path().join("access.log");
         let [first, _] = &modules;
         swap(&policy, first);
-        swap(&config, render(&pool, &log, &state, 0));
+        swap(&config, render(&pool, &log, &state, pace, 0));
         let gateway = Gateway::start_program(program, &config).await?;
-        Ok(Self { workers, gateway, client, log, config, policy, modules, pool, state, reloads: 0, _dir: dir })
+        Ok(Self { workers, gateway, client, log, config, policy, modules, pool, state, pace, reloads: 0, _dir: dir })
     }
 
     /// Ids of the workers.
@@ -76,7 +79,7 @@ impl Stage {
         self.reloads += 1;
         let [one, other] = &self.modules;
         match self.reloads % 4 {
-            0 | 2 => swap(&self.config, render(&self.pool, &self.log, &self.state, self.reloads)),
+            0 | 2 => swap(&self.config, render(&self.pool, &self.log, &self.state, self.pace, self.reloads)),
             1 => swap(&self.policy, other),
             _ => swap(&self.policy, one),
         }
@@ -132,7 +135,7 @@ impl Stage {
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
         // The gateway keeps idle connections to workers for so long, and a little more.
-        tokio::time::sleep(Duration::from_millis(IDLE_MS + 2000)).await;
+        tokio::time::sleep(Duration::from_millis(2 * self.pace.idle_ms)).await;
         // What comes and goes, such as probes, is not what is left.
         let mut rest = self.sample().await?;
         for _ in 0..10 {
@@ -143,14 +146,8 @@ impl Stage {
     }
 }
 
-/// How long a worker that hangs is waited for. A busy machine makes the others wait, too.
-const FIRST_BYTE_S: u64 = 20;
-/// How long one that stalls is.
-const BETWEEN_BYTES_S: u64 = 15;
-/// How long the gateway keeps idle connections.
-const IDLE_MS: u64 = 2000;
-
-fn render(pool: &str, log: &Path, state: &Path, change: u64) -> String {
+fn render(pool: &str, log: &Path, state: &Path, pace: Pace, change: u64) -> String {
+    let Pace { first_byte_s, between_bytes_s, idle_ms, session_s } = pace;
     let plugin = |name: &str, wasm: &str, phase: &str| {
         // On a busy machine the deadlines of a debug build would tell of the machine.
         format!("[[plugins]]\nname = \"{name}\"\nwasm = \"{wasm}\"\nphase = \"{phase}\"\ncallback_timeout_ms = 60000\n")
@@ -158,8 +155,8 @@ fn render(pool: &str, log: &Path, state: &Path, change: u64) -> String {
     format!(
         "threads = 2\n[[listeners]]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n{pool}{}{}{}{}\
          [routing]\nprobe_interval_ms = 200\nload_interval_ms = 100\nindex_blocks_per_worker = 4096\n\
-         [timeouts]\nfirst_byte_s = {FIRST_BYTE_S}\nbetween_bytes_s = {BETWEEN_BYTES_S}\nupstream_idle_ms = {IDLE_MS}\n\
-         [retry]\nattempts = {ATTEMPTS}\n[sessions]\ndefault_timeout_s = 3\n[admission]\nmax_wait_ms = {}\n\
+         [timeouts]\nfirst_byte_s = {first_byte_s}\nbetween_bytes_s = {between_bytes_s}\nupstream_idle_ms = {idle_ms}\n\
+         [retry]\nattempts = {ATTEMPTS}\n[sessions]\ndefault_timeout_s = {session_s}\n[admission]\nmax_wait_ms = {}\n\
          [logging]\nlevel = \"info\"\naccess = {}\n[state]\ndir = {}\n",
         plugin("priority-queue", "builtin:priority-queue", "admit"),
         plugin("session-binding", "builtin:session-binding", "route"),

@@ -1,6 +1,6 @@
 //! One turn: what is asked, what is done with the answer, what came of it.
 
-use crate::protocol::Protocol;
+use super::protocol::Protocol;
 use reqwest::Client;
 use serde_json::Value;
 use std::net::SocketAddr;

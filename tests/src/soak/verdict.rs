@@ -1,7 +1,7 @@
 //! Whether each failed turn has a fault that explains it.
 
-use crate::trouble::Window;
-use crate::turn::{Ended, Outcome};
+use super::trouble::Window;
+use super::turn::{Ended, Outcome};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{BufRead as _, BufReader};
@@ -12,6 +12,10 @@ pub const ATTEMPTS: usize = 3;
 
 /// Faults that a request meets before anything of the answer has reached the client, and that another worker makes good.
 const MADE_GOOD: [&str; 8] = ["cut", "reset", "status", "error_event", "garbage", "half_close", "restart", "crash"];
+/// Those of them that may have been the request's doing, so that it is tried on so many workers at the most
+/// (`retry.lost_workers`).
+const LOSING: [&str; 5] = ["cut", "reset", "half_close", "restart", "crash"];
+const LOST_WORKERS: usize = 2;
 /// Faults that break an answer.
 const BREAKING: [&str; 6] = ["hang", "stall", "noise", "wrong_length", "wedge", "refuse"];
 
@@ -127,6 +131,10 @@ impl Faults {
         // What another worker makes good is no excuse unless all attempts met something, or there must not be a second one.
         if made_good > 0 && (turn.once || attempts >= ATTEMPTS || made_good >= ATTEMPTS) {
             return Ok(format!("{} in {attempts} attempts", hits.join("+")));
+        }
+        let lost = hits.iter().filter(|kind| LOSING.contains(kind)).count();
+        if lost >= LOST_WORKERS || (lost > 0 && !away.is_empty()) {
+            return Ok(format!("{}, two workers lost", hits.join("+")));
         }
         if let Some(window) = away.first().filter(|_| begun || turn.once || attempts >= ATTEMPTS) {
             return Ok(window.kind.to_owned());

@@ -37,6 +37,7 @@ mod sessions;
 mod sessions_side;
 mod shutdown;
 mod simulation;
+mod soak;
 mod steering;
 mod storms;
 mod streaming_sessions;
