@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use turnstile_fleet::ids::{SessionKey, WorkerId};
 use turnstile_fleet::session::{AttemptEnd, CloseResult, ContextNote, Counts, Held, SessionMode};
+use turnstile_sim::engine::Engine;
 
 /// How a turn ended, for its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -231,6 +232,8 @@ impl World {
             let counts = self.table.counts();
             self.truth.check(counts.in_flight == leases, "leases out are not the attempts that run");
             self.truth.check(counts.waiting == self.waiting.len(), "turns that wait are not those in the list");
+            let held = self.held_is_there();
+            self.truth.check(held, "more tokens are counted as held than an engine holds");
         }
         let bounded = self.table.len() <= self.plan.max_sessions && self.side.len() <= self.plan.side_queue;
         self.truth.check(bounded, "sessions or side requests are over their bound");
@@ -242,6 +245,23 @@ impl World {
         self.members
             .iter()
             .all(|member| ranks().all(|rank| self.table.held_on_rank(member.model.index, rank).rows <= cap))
+    }
+
+    /// Where nothing is under way: what the table takes for held is held. (The engine may hold more: a turn whose abort was lost
+    /// is finished there.)
+    fn held_is_there(&self) -> bool {
+        let counts = self.table.counts();
+        let closing = counts.leaving + counts.closing + counts.retrying + counts.abandoned + self.side.len();
+        closing > 0
+            || self.members.iter().enumerate().all(|(place, member)| {
+                let process = &self.processes[member.process];
+                let busy = self.open.iter().any(|&open| self.attempts[open].member == place);
+                let known = member.configured && member.knows(process);
+                let held = self.table.held(member.model.index);
+                let holds: usize = process.engines.iter().map(Engine::held_tokens).sum();
+                // The engine has not computed the last token of an answer.
+                busy || !known || held.tokens <= holds as u64 + u64::from(held.rows)
+            })
     }
 
     /// Checks what holds once every client is gone and every session over.

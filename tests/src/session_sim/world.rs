@@ -97,6 +97,13 @@ pub struct Member {
     bad: u32,
 }
 
+impl Member {
+    /// Its probes have met this start of the process.
+    pub fn knows(&self, process: &Process) -> bool {
+        self.epoch == process.epoch && !process.engines.is_empty()
+    }
+}
+
 /// Where a turn stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
