@@ -5,6 +5,15 @@ use wasmtime::{ExternType, FuncType, Instance, Module, Store, TypedFunc, ValType
 use crate::abi::{AbiVersion, MARKER_PREFIX};
 use crate::host::Host;
 
+/// What a filter of TCP streams exports.
+const TCP_EXPORTS: [&str; 5] = [
+    "proxy_on_new_connection",
+    "proxy_on_downstream_data",
+    "proxy_on_upstream_data",
+    "proxy_on_downstream_connection_close",
+    "proxy_on_upstream_connection_close",
+];
+
 /// A callback that a plugin may export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -33,6 +42,16 @@ pub enum Callback {
     QueueReady,
     /// The gateway calls a function of the guest.
     ForeignFunction,
+    /// An HTTP call has its answer, or has failed.
+    HttpCallResponse,
+    /// A gRPC call got its initial metadata.
+    GrpcInitialMetadata,
+    /// A gRPC call got a message.
+    GrpcReceive,
+    /// A gRPC call got its trailing metadata.
+    GrpcTrailingMetadata,
+    /// A gRPC call has ended.
+    GrpcClose,
     /// A stream has ended and may be logged.
     Log,
     /// A context is about to end.
@@ -42,7 +61,7 @@ pub enum Callback {
 }
 
 impl Callback {
-    const ALL: [Callback; 15] = [
+    const ALL: [Callback; 20] = [
         Self::ContextCreate,
         Self::VmStart,
         Self::Configure,
@@ -55,9 +74,24 @@ impl Callback {
         Self::ResponseTrailers,
         Self::QueueReady,
         Self::ForeignFunction,
+        Self::HttpCallResponse,
+        Self::GrpcInitialMetadata,
+        Self::GrpcReceive,
+        Self::GrpcTrailingMetadata,
+        Self::GrpcClose,
         Self::Log,
         Self::Done,
         Self::Delete,
+    ];
+
+    /// Those that a filter of HTTP streams has.
+    const OF_STREAMS: [Callback; 6] = [
+        Self::RequestHeaders,
+        Self::RequestBody,
+        Self::RequestTrailers,
+        Self::ResponseHeaders,
+        Self::ResponseBody,
+        Self::ResponseTrailers,
     ];
 
     /// The export's name.
@@ -75,10 +109,20 @@ impl Callback {
             Self::ResponseTrailers => "proxy_on_response_trailers",
             Self::QueueReady => "proxy_on_queue_ready",
             Self::ForeignFunction => "proxy_on_foreign_function",
+            Self::HttpCallResponse => "proxy_on_http_call_response",
+            Self::GrpcInitialMetadata => "proxy_on_grpc_receive_initial_metadata",
+            Self::GrpcReceive => "proxy_on_grpc_receive",
+            Self::GrpcTrailingMetadata => "proxy_on_grpc_receive_trailing_metadata",
+            Self::GrpcClose => "proxy_on_grpc_close",
             Self::Log => "proxy_on_log",
             Self::Done => "proxy_on_done",
             Self::Delete => "proxy_on_delete",
         }
+    }
+
+    /// Another name that some SDKs export it by.
+    fn other_export(self) -> Option<&'static str> {
+        matches!(self, Self::GrpcTrailingMetadata).then_some("proxy_on_grpc_trailing_metadata")
     }
 
     /// Number of i32 parameters and of i32 results. Header callbacks may have one parameter less.
@@ -88,7 +132,12 @@ impl Callback {
             Self::VmStart | Self::Configure | Self::RequestTrailers | Self::ResponseTrailers => (2, 1),
             Self::Tick | Self::Log | Self::Delete => (1, 0),
             Self::RequestHeaders | Self::RequestBody | Self::ResponseHeaders | Self::ResponseBody => (3, 1),
-            Self::ForeignFunction => (3, 0),
+            Self::HttpCallResponse => (5, 0),
+            Self::ForeignFunction
+            | Self::GrpcInitialMetadata
+            | Self::GrpcReceive
+            | Self::GrpcTrailingMetadata
+            | Self::GrpcClose => (3, 0),
             Self::Done => (1, 1),
         }
     }
@@ -120,19 +169,24 @@ impl CallbackSet {
     /// Text naming an export of another type than the ABI gives it.
     pub(crate) fn of(module: &Module) -> Result<Self, String> {
         let mut set = Self::default();
-        for callback in Callback::ALL {
-            match module.get_export(callback.export()) {
+        let names = |callback: Callback| std::iter::once(callback.export()).chain(callback.other_export());
+        for (callback, name) in Callback::ALL.into_iter().flat_map(|c| names(c).map(move |name| (c, name))) {
+            match module.get_export(name) {
                 None => {}
                 Some(ExternType::Func(ty)) if callback.fits(&ty) => set.0 |= 1 << callback as u32,
                 Some(ty) => {
                     let (params, results) = callback.arity();
                     return Err(format!(
-                        "export {} has type {}; the ABI wants {params} i32 parameters and {results} i32 results",
-                        callback.export(),
+                        "export {name} has type {}; the ABI wants {params} i32 parameters and {results} i32 results",
                         describe(&ty),
                     ));
                 }
             }
+        }
+        if let Some(export) = TCP_EXPORTS.into_iter().find(|name| module.get_export(name).is_some())
+            && !Callback::OF_STREAMS.into_iter().any(|callback| set.contains(callback))
+        {
+            return Err(format!("export {export} and no callback for HTTP: filters of TCP streams do not run here"));
         }
         Ok(set)
     }
@@ -191,6 +245,10 @@ impl HeadersCallback {
     }
 }
 
+/// The callback about an HTTP call: context, token, three sizes.
+pub(crate) type ReplyCallback = TypedFunc<(u32, u32, u32, u32, u32), ()>;
+/// Callbacks with a context, a number and a size.
+pub(crate) type EventCallback = TypedFunc<(u32, u32, u32), ()>;
 /// Callbacks that take a context and nothing else, or one more number.
 pub(crate) type Notify = Option<TypedFunc<u32, ()>>;
 /// Callbacks with a context, a size and an answer.
@@ -209,7 +267,12 @@ pub(crate) struct GuestExports {
     pub(crate) response_body: Option<TypedFunc<(u32, u32, u32), u32>>,
     pub(crate) response_trailers: Sized,
     pub(crate) queue_ready: Option<TypedFunc<(u32, u32), ()>>,
-    pub(crate) foreign_function: Option<TypedFunc<(u32, u32, u32), ()>>,
+    pub(crate) foreign_function: Option<EventCallback>,
+    pub(crate) http_call_response: Option<ReplyCallback>,
+    pub(crate) grpc_initial_metadata: Option<EventCallback>,
+    pub(crate) grpc_receive: Option<EventCallback>,
+    pub(crate) grpc_trailing_metadata: Option<EventCallback>,
+    pub(crate) grpc_close: Option<EventCallback>,
     pub(crate) log: Notify,
     pub(crate) done: Option<TypedFunc<u32, u32>>,
     pub(crate) delete: Notify,
@@ -236,6 +299,14 @@ impl GuestExports {
             response_trailers: find!(ResponseTrailers),
             queue_ready: find!(QueueReady),
             foreign_function: find!(ForeignFunction),
+            http_call_response: find!(HttpCallResponse),
+            grpc_initial_metadata: find!(GrpcInitialMetadata),
+            grpc_receive: find!(GrpcReceive),
+            grpc_trailing_metadata: find!(GrpcTrailingMetadata).or_else(|| {
+                let other = Callback::GrpcTrailingMetadata.other_export()?;
+                instance.get_typed_func(&mut *store, other).ok()
+            }),
+            grpc_close: find!(GrpcClose),
             log: find!(Log),
             done: find!(Done),
             delete: find!(Delete),

@@ -3,8 +3,10 @@
 use std::any::Any;
 use std::borrow::Cow;
 use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
 
 use crate::abi::{BufferType, MapType, Status};
+use crate::berth::Berth;
 
 /// One stream as its plugins see it: properties, header maps, body buffers, foreign functions.
 ///
@@ -123,6 +125,16 @@ impl<E: StreamEnv> Lent<E> {
         *self.present()
     }
 
+    /// Lays the environment where callbacks of other contexts (replies to calls, ticks, queues) can reach it, for as long as
+    /// the owner waits. See [`Stream::poll_effects`](crate::Stream::poll_effects).
+    pub fn park(&mut self) -> Parked<'_, E> {
+        let berth = Arc::new(Berth::default());
+        let env = self.lend();
+        let holds = env.is_some();
+        berth.park(env);
+        Parked { lent: self, berth, holds }
+    }
+
     #[allow(clippy::expect_used)]
     fn present(self) -> Box<E> {
         self.value.expect(HOME)
@@ -154,6 +166,30 @@ impl<E> DerefMut for Lent<E> {
     #[allow(clippy::expect_used)]
     fn deref_mut(&mut self) -> &mut E {
         self.value.as_deref_mut().expect(HOME)
+    }
+}
+
+/// An environment whose owner waits. It comes home when this is dropped.
+#[derive(Debug)]
+pub struct Parked<'a, E: StreamEnv> {
+    lent: &'a mut Lent<E>,
+    berth: Arc<Berth>,
+    holds: bool,
+}
+
+impl<E: StreamEnv> Parked<'_, E> {
+    /// Where it lies.
+    pub fn berth(&self) -> &Arc<Berth> {
+        &self.berth
+    }
+}
+
+impl<E: StreamEnv> Drop for Parked<'_, E> {
+    fn drop(&mut self) {
+        if self.holds {
+            let env = self.berth.unpark();
+            self.lent.give_back(env);
+        }
     }
 }
 

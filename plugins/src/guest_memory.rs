@@ -158,14 +158,13 @@ pub(crate) fn with_env<'c, R>(
     impl Drop for Taken<'_, '_> {
         fn drop(&mut self) {
             let env = std::mem::replace(&mut self.env, Box::new(crate::env::NoEnv));
-            self.call.data_mut().env = Some(env);
+            // The guest cannot have changed the context meanwhile: only its allocator runs.
+            if let Some(slot) = self.call.data_mut().env_slot() {
+                *slot = Some(env);
+            }
         }
     }
-    let host = call.data_mut();
-    if host.effective != host.lender {
-        return None;
-    }
-    let env = host.env.take()?;
+    let env = call.data_mut().env_slot()?.take()?;
     let mut taken = Taken { call, env };
     let taken = &mut taken;
     Some(use_env(taken.call, &mut *taken.env))

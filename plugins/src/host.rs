@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::task::Waker;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -9,7 +10,9 @@ use hashbrown::HashMap;
 use wasmtime::{Memory, ResourceLimiter, TypedFunc};
 
 use crate::abi::{AbiVersion, LogLevel};
+use crate::berth::{Berth, Visit};
 use crate::callback::{Callback, CallbackSet};
+use crate::callout::{CallCount, Calls, Shown};
 use crate::env::StreamEnv;
 use crate::log_budget::{LogBudget, Verdict};
 use crate::outcome::Effects;
@@ -32,6 +35,8 @@ pub(crate) struct Loaded {
     pub(crate) services: Arc<dyn PluginServices>,
     pub(crate) name_space: NameSpace,
     pub(crate) stats: StatsCounters,
+    /// Calls that are open, over all instances.
+    pub(crate) open_calls: CallCount,
     log_budget: LogBudget,
     started: Instant,
     told: AtomicU32,
@@ -41,9 +46,8 @@ pub(crate) struct Loaded {
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub(crate) enum Once {
-    HttpCall = 1,
-    GrpcCall = 2,
-    UnknownImport = 4,
+    UnknownImport = 1,
+    DisallowedImport = 2,
 }
 
 impl Loaded {
@@ -57,6 +61,7 @@ impl Loaded {
             name_space: services.shared().data.space(&spec.vm_id),
             log_budget: LogBudget::new(spec.limits.log_lines_per_s),
             stats: StatsCounters::default(),
+            open_calls: CallCount::default(),
             started: Instant::now(),
             told: AtomicU32::new(0),
             spec,
@@ -129,8 +134,17 @@ pub(crate) struct Host {
     pub(crate) env: Option<Box<dyn StreamEnv>>,
     /// Effects on the lender.
     pub(crate) effects: Effects,
-    /// Live stream contexts, with effects that callbacks of other contexts asked for.
-    pub(crate) streams: HashMap<u32, Effects>,
+    /// The environment of another stream, while the guest acts for that.
+    visiting: Option<Visit>,
+    /// Live stream contexts.
+    pub(crate) streams: HashMap<u32, StreamSlot>,
+    /// Streams for which another context's callback asked for something, since [`Host::settle`].
+    touched: Vec<u32>,
+    pub(crate) calls: Calls,
+    /// What the answer that the guest is told of looks like; nothing outside of such a callback.
+    pub(crate) shown: Arc<Shown>,
+    /// What `proxy_get_status` says.
+    pub(crate) status: (u32, String),
     pub(crate) foreign_arguments: Bytes,
     pub(crate) tick_period_ms: u32,
     pub(crate) tick_changed: bool,
@@ -143,6 +157,26 @@ pub(crate) struct Host {
     pub(crate) late: bool,
     /// Kept for its capacity.
     pub(crate) scratch: Vec<u8>,
+}
+
+/// A live stream context.
+#[derive(Default)]
+pub(crate) struct StreamSlot {
+    /// What callbacks of other contexts asked for it.
+    pub(crate) effects: Effects,
+    /// Where its environment lies while its owner waits.
+    pub(crate) berth: Option<Arc<Berth>>,
+    /// Its owner, if it waits.
+    pub(crate) waker: Option<Waker>,
+}
+
+impl Drop for StreamSlot {
+    /// Whoever waits learns that there is nothing to wait for.
+    fn drop(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
 }
 
 /// How far the root context has ended.
@@ -169,7 +203,12 @@ impl Host {
             lender: 0,
             env: None,
             effects: Effects::default(),
+            visiting: None,
             streams: HashMap::new(),
+            touched: Vec::new(),
+            calls: Calls::default(),
+            shown: Arc::default(),
+            status: (0, String::new()),
             foreign_arguments: Bytes::new(),
             tick_period_ms: 0,
             tick_changed: false,
@@ -184,7 +223,52 @@ impl Host {
     /// Where effects on the effective context go: to the callback's outcome or, for another live stream, to its later
     /// callers. Nothing if the effective context is the root.
     pub(crate) fn effects(&mut self) -> Option<&mut Effects> {
-        if self.effective == self.lender { Some(&mut self.effects) } else { self.streams.get_mut(&self.effective) }
+        if self.effective == self.lender {
+            return Some(&mut self.effects);
+        }
+        let slot = self.streams.get_mut(&self.effective)?;
+        if !self.touched.contains(&self.effective) {
+            self.touched.push(self.effective);
+        }
+        Some(&mut slot.effects)
+    }
+
+    /// Where the environment of the effective context is, if it can be used now.
+    pub(crate) fn env_slot(&mut self) -> Option<&mut Option<Box<dyn StreamEnv>>> {
+        if self.effective == self.lender {
+            return Some(&mut self.env);
+        }
+        match &mut self.visiting {
+            Some(visit) if visit.context == self.effective => Some(&mut visit.env),
+            _ => None,
+        }
+    }
+
+    /// The environment of the effective context.
+    pub(crate) fn env(&mut self) -> Option<&mut dyn StreamEnv> {
+        self.env_slot()?.as_deref_mut()
+    }
+
+    /// Makes another context the effective one, and borrows its environment if its owner waits.
+    pub(crate) fn act_for(&mut self, context: u32) {
+        self.visiting = None;
+        self.effective = context;
+        if context != self.lender
+            && let Some(berth) = self.streams.get(&context).and_then(|slot| slot.berth.as_ref())
+        {
+            self.visiting = Visit::new(berth, context);
+        }
+    }
+
+    /// After a callback: gives a borrowed environment back and wakes the owners of streams for which something was asked.
+    pub(crate) fn settle(&mut self) {
+        self.visiting = None;
+        for context in self.touched.drain(..) {
+            let waker = self.streams.get_mut(&context).and_then(|slot| slot.waker.take());
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
     }
 
     pub(crate) fn lenient(&self) -> bool {

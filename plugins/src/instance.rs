@@ -4,14 +4,18 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::Context;
 
 use bytes::Bytes;
 use wasmtime::{InstancePre, Store, Trap, UpdateDeadline};
 
+use crate::berth::Berth;
 use crate::callback::{Callback, GuestExports};
+use crate::callout::{CallKind, GrpcEvent, Outgoing, Shown};
+use crate::delivery::{Told, close_of};
 use crate::env::StreamEnv;
 use crate::guest_memory::GuestStop;
-use crate::host::{Host, Loaded, Phase, ROOT_CONTEXT, RootEnd};
+use crate::host::{Host, Loaded, Phase, ROOT_CONTEXT, RootEnd, StreamSlot};
 use crate::outcome::{Action, CallOutcome, Effects, FaultKind, PluginError, StartPhase};
 use crate::runtime::{Runtime, epochs};
 
@@ -184,15 +188,22 @@ impl Instance {
     /// Ends [`Instance::lend`].
     pub(crate) fn give_back(&mut self) -> Option<Box<dyn StreamEnv>> {
         let host = self.store.data_mut();
+        host.settle();
         host.lender = 0;
         host.env.take()
+    }
+
+    /// After a callback of the root: see [`Host::settle`].
+    pub(crate) fn settle(&mut self) {
+        self.store.data_mut().settle();
     }
 
     /// Arms the deadline and makes `context` the one the guest acts for.
     fn prepare(&mut self, context: u32, callback: Callback) {
         let deadline = epochs(self.store.data().plugin.spec.limits.callback_deadline_ms);
         let host = self.store.data_mut();
-        host.effective = context;
+        // The context of the callback before may have been another stream's.
+        host.act_for(context);
         host.callback = Some(callback);
         host.late = false;
         host.limiter.refused = false;
@@ -201,7 +212,7 @@ impl Instance {
 
     /// Begins a stream context.
     pub(crate) fn create(&mut self, context: u32) -> wasmtime::Result<()> {
-        self.store.data_mut().streams.insert(context, Effects::default());
+        self.store.data_mut().streams.insert(context, StreamSlot::default());
         self.prepare(context, Callback::ContextCreate);
         match &self.exports.context_create {
             Some(create) => create.call(&mut self.store, (context, ROOT_CONTEXT)),
@@ -224,7 +235,8 @@ impl Instance {
             }
             _ => Action::Pause,
         };
-        Ok(CallOutcome { action, effects })
+        let drops_body = returned == 3 && matches!(callback, Callback::RequestBody | Callback::ResponseBody);
+        Ok(CallOutcome { action, effects, drops_body })
     }
 
     /// Sets what a foreign function call of the host reads as its arguments.
@@ -249,9 +261,122 @@ impl Instance {
         }
         let host = self.store.data_mut();
         host.streams.remove(&context);
+        host.calls.adopt(context);
         host.effects = Effects::default();
         Ok(())
     }
+}
+
+// === calls ===
+
+impl Instance {
+    /// What the guest asked of the gateway since the last question.
+    pub(crate) fn take_outbox(&mut self) -> Vec<Outgoing> {
+        std::mem::take(&mut self.store.data_mut().calls.outbox)
+    }
+
+    /// Ends all calls, since the instance goes away.
+    pub(crate) fn end_calls(&mut self) -> Vec<u32> {
+        self.store.data_mut().calls.end_all()
+    }
+
+    /// What kind of call this is, if it is open.
+    pub(crate) fn call_kind(&mut self, token: u32) -> Option<CallKind> {
+        self.store.data_mut().calls.get_mut(token).map(|call| call.kind)
+    }
+
+    pub(crate) fn has_call(&self, token: u32) -> bool {
+        self.store.data().calls.contains(token)
+    }
+
+    /// Calls that a context has open.
+    pub(crate) fn open_calls(&self, context: u32) -> usize {
+        self.store.data().calls.count(context)
+    }
+
+    /// Breaks the calls of a context off and tells the guest that they failed.
+    pub(crate) fn cancel_calls(&mut self, context: u32) -> wasmtime::Result<()> {
+        for token in self.store.data().calls.of(context) {
+            let Some(kind) = self.call_kind(token) else { continue };
+            self.store.data_mut().calls.outbox.push(Outgoing::Cancel(token));
+            self.tell(token, kind, Told::Failed("the stream that made the call is gone".to_owned()), true)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the guest what came of a call: with the root's id, as SDKs want it.
+    pub(crate) fn tell(&mut self, token: u32, kind: CallKind, told: Told, ends: bool) -> wasmtime::Result<()> {
+        if ends {
+            self.store.data_mut().calls.end(token);
+        }
+        let told = match (told, kind) {
+            (Told::Failed(reason), CallKind::Http) => Told::Http(Err(reason)),
+            (Told::Failed(reason), _) => Told::Grpc(close_of(reason)),
+            (told, _) => told,
+        };
+        let ran = match told {
+            Told::Http(answer) => self.tell_http(token, answer),
+            Told::Grpc(event) => self.tell_grpc(token, event),
+            Told::Failed(_) => Ok(()),
+        };
+        let host = self.store.data_mut();
+        host.shown = Arc::default();
+        host.status = (0, String::new());
+        ran
+    }
+
+    fn tell_http(&mut self, token: u32, answer: Result<crate::callout::HttpReply, String>) -> wasmtime::Result<()> {
+        let Some(call) = self.exports.http_call_response.clone() else { return Ok(()) };
+        self.prepare(ROOT_CONTEXT, Callback::HttpCallResponse);
+        let mut sizes = (0, 0, 0);
+        let host = self.store.data_mut();
+        match answer {
+            Ok(reply) => {
+                // The status is a pair of its own.
+                sizes = (1 + reply.headers.len(), reply.body.len(), reply.trailers.len());
+                host.shown = Arc::new(Shown::reply(reply));
+            }
+            Err(reason) => host.status = (BROKEN_CONNECTION, reason),
+        }
+        let (headers, body, trailers) = (number(sizes.0), number(sizes.1), number(sizes.2));
+        call.call(&mut self.store, (ROOT_CONTEXT, token, headers, body, trailers))
+    }
+
+    fn tell_grpc(&mut self, token: u32, event: GrpcEvent) -> wasmtime::Result<()> {
+        use crate::http_env::FieldMap;
+        let (callback, export, size, shown) = match event {
+            GrpcEvent::InitialMetadata(map) => {
+                let size = map.len();
+                let shown = Shown { initial: Some(FieldMap::new(map)), ..Shown::default() };
+                (Callback::GrpcInitialMetadata, &self.exports.grpc_initial_metadata, number(size), shown)
+            }
+            GrpcEvent::Message(message) => {
+                let size = message.len();
+                let shown = Shown { message: Some(message), ..Shown::default() };
+                (Callback::GrpcReceive, &self.exports.grpc_receive, number(size), shown)
+            }
+            GrpcEvent::TrailingMetadata(map) => {
+                let size = map.len();
+                let shown = Shown { trailing: Some(FieldMap::new(map)), ..Shown::default() };
+                (Callback::GrpcTrailingMetadata, &self.exports.grpc_trailing_metadata, number(size), shown)
+            }
+            GrpcEvent::Close { status, message } => {
+                self.store.data_mut().status = (status, message);
+                (Callback::GrpcClose, &self.exports.grpc_close, status, Shown::default())
+            }
+        };
+        let Some(call) = export.clone() else { return Ok(()) };
+        self.prepare(ROOT_CONTEXT, callback);
+        self.store.data_mut().shown = Arc::new(shown);
+        call.call(&mut self.store, (ROOT_CONTEXT, token, size))
+    }
+}
+
+/// What `proxy_get_status` says of an HTTP call without an answer: Envoy's "broken connection".
+const BROKEN_CONNECTION: u32 = 11;
+
+fn number(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
 }
 
 // === the root context ===
@@ -315,12 +440,32 @@ impl Instance {
 
     /// Live streams for which callbacks of other contexts asked for something.
     pub(crate) fn streams_with_effects(&self) -> impl Iterator<Item = u32> + '_ {
-        self.store.data().streams.iter().filter(|(_, effects)| !effects.is_empty()).map(|(context, _)| *context)
+        self.store.data().streams.iter().filter(|(_, slot)| !slot.effects.is_empty()).map(|(context, _)| *context)
     }
 
     /// Takes what callbacks of other contexts asked for a stream.
     pub(crate) fn take_effects(&mut self, context: u32) -> Effects {
-        self.store.data_mut().streams.get_mut(&context).map(std::mem::take).unwrap_or_default()
+        self.store
+            .data_mut()
+            .streams
+            .get_mut(&context)
+            .map(|slot| std::mem::take(&mut slot.effects))
+            .unwrap_or_default()
+    }
+
+    /// Takes what was asked for a stream; if that is nothing, has its owner woken when there is something.
+    pub(crate) fn await_effects(&mut self, context: u32, cx: &mut Context<'_>, berth: &Arc<Berth>) -> Option<Effects> {
+        let slot = self.store.data_mut().streams.get_mut(&context)?;
+        if !slot.effects.is_empty() {
+            slot.waker = None;
+            return Some(std::mem::take(&mut slot.effects));
+        }
+        slot.berth = Some(Arc::clone(berth));
+        match &mut slot.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        None
     }
 
     /// Puts the memory's size into the statistics.
@@ -377,7 +522,6 @@ impl StreamCall {
     }
 
     fn enter(self, store: &mut Store<Host>, exports: &GuestExports, context: u32) -> wasmtime::Result<u32> {
-        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         match self {
             Self::RequestHeaders { pairs, end_of_stream } => match &exports.request_headers {
                 Some(call) => call.call(store, context, number(pairs), end_of_stream.into()),

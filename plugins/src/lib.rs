@@ -6,9 +6,13 @@
 #![deny(unsafe_code)]
 
 mod abi;
+mod berth;
 mod callback;
+mod callout;
 mod compile_cache;
+mod delivery;
 mod env;
+mod grpc_service;
 mod guest_memory;
 mod host;
 mod http_env;
@@ -22,6 +26,7 @@ pub mod pairs;
 mod plugin;
 mod precompiled;
 mod runtime;
+mod secret_headers;
 mod services;
 mod shard;
 mod shared_data;
@@ -31,13 +36,17 @@ mod stats;
 mod stream;
 
 pub use abi::{AbiVersion, BufferType, LogLevel, MapType, MetricType, Status};
+pub use berth::Berth;
 pub use callback::Callback;
-pub use env::{HeaderPairs, Lent, NoEnv, StreamEnv};
+pub use callout::{CallCommand, CallId, Callout, GRPC_UNAVAILABLE, GrpcCallout, GrpcEvent, HttpCallout, HttpReply};
+pub use delivery::CallHandle;
+pub use env::{HeaderPairs, Lent, NoEnv, Parked, StreamEnv};
 pub use http_env::{Body, FieldMap, HttpEnv, RequestMap, ResponseMap};
 pub use metrics::{HISTOGRAM_BOUNDS, MetricError, MetricSnapshot, MetricValue, PluginMetrics};
 pub use outcome::{Action, CallOutcome, CallResult, Effects, Fault, FaultKind, LocalResponse, PluginError, StartPhase};
 pub use plugin::{Plugin, TickReport};
 pub use runtime::{Runtime, RuntimeError, RuntimeOptions};
+pub use secret_headers::SecretHeaders;
 pub use services::{LogLine, PluginServices, SharedState};
 pub use shared_data::{NameSpace, SharedData, SharedDataError};
 pub use shared_queues::{QueueError, SharedQueues};

@@ -6,6 +6,7 @@ use crate::abi::Status;
 use crate::callback::describe;
 use crate::guest_memory::Call;
 use crate::host::{Host, Once};
+use crate::spec::PluginSpec;
 
 /// Links a module against this host's imports.
 ///
@@ -15,15 +16,16 @@ pub(crate) fn link(
     linker: &Linker<Host>,
     module: &Module,
     store: &mut Store<Host>,
-    stub_unknown: bool,
+    spec: &PluginSpec,
 ) -> Result<InstancePre<Host>, String> {
     let problems = problems(linker, module, store);
     let instantiate = |linker: &Linker<Host>| linker.instantiate_pre(module).map_err(|error| format!("{error:#}"));
-    if problems.is_empty() {
+    let disallowed = disallowed(module, spec);
+    if problems.is_empty() && disallowed.is_empty() {
         return instantiate(linker);
     }
-    let can_stub = stub_unknown && problems.iter().all(|problem| problem.stub.is_some());
-    if !can_stub {
+    let can_stub = spec.stub_unknown_imports && problems.iter().all(|problem| problem.stub.is_some());
+    if !can_stub && !problems.is_empty() {
         return Err(problems.into_iter().map(|problem| problem.text).collect::<Vec<_>>().join("; "));
     }
     let mut linker = linker.clone();
@@ -33,7 +35,52 @@ pub(crate) fn link(
             stub(&mut linker, &problem.name, ty).map_err(|error| format!("{error:#}"))?;
         }
     }
+    for import in disallowed {
+        refuse(&mut linker, import).map_err(|error| format!("{error:#}"))?;
+    }
     instantiate(&linker)
+}
+
+/// A function that a plugin imports and may not use.
+struct Disallowed {
+    module: String,
+    name: String,
+    ty: FuncType,
+}
+
+/// What the module imports and its plugin was not allowed. Stopping itself is allowed to every guest, and what only its
+/// toolchain needs.
+fn disallowed(module: &Module, spec: &PluginSpec) -> Vec<Disallowed> {
+    let Some(allowed) = &spec.allowed_imports else { return Vec::new() };
+    let mut all = Vec::new();
+    for import in module.imports() {
+        let (from, name) = (import.module(), import.name());
+        let restricted =
+            (from == "env" && name.starts_with("proxy_")) || (from.starts_with("wasi_") && name != "proc_exit");
+        let ExternType::Func(ty) = import.ty() else { continue };
+        if restricted && !allowed.iter().any(|allowed| allowed == name) {
+            all.push(Disallowed { module: from.to_owned(), name: name.to_owned(), ty });
+        }
+    }
+    all
+}
+
+/// WASI's errno for something that was not allowed.
+const NOT_CAPABLE: i32 = 76;
+
+fn refuse(linker: &mut Linker<Host>, import: Disallowed) -> wasmtime::Result<()> {
+    let Disallowed { module, name, ty } = import;
+    let answer = if module == "env" { Status::InternalFailure as i32 } else { NOT_CAPABLE };
+    let import = name.clone();
+    linker.func_new(&module, &name, ty, move |call: Call<'_>, _: &[Val], results: &mut [Val]| {
+        let plugin = &call.data().plugin;
+        plugin.say_once(Once::DisallowedImport, format_args!("import {import} is not allowed to this plugin"));
+        if let Some(result) = results.first_mut() {
+            *result = Val::I32(answer);
+        }
+        Ok(())
+    })?;
+    Ok(())
 }
 
 struct Problem {

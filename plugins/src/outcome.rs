@@ -77,6 +77,8 @@ pub struct CallOutcome {
     pub action: Action,
     /// What the guest asked for.
     pub effects: Effects,
+    /// A body callback that paused and wants nothing held: what it saw goes nowhere.
+    pub drops_body: bool,
 }
 
 impl CallOutcome {

@@ -81,8 +81,7 @@ impl Plugin {
         let loaded = Arc::new(Loaded::new(spec, abi, callbacks, services));
         let pre = {
             let mut store = Store::new(runtime.engine(), Host::new(Arc::clone(&loaded), 0));
-            let stub = loaded.spec.stub_unknown_imports;
-            link_check::link(runtime.linker(), &module, &mut store, stub).map_err(error(StartPhase::Link))?
+            link_check::link(runtime.linker(), &module, &mut store, &loaded.spec).map_err(error(StartPhase::Link))?
         };
         let shards = loaded.spec.shards.max(1);
         let mut built = Vec::with_capacity(shards);
@@ -91,18 +90,18 @@ impl Plugin {
             let state = ShardState { instance: Some(Box::new(instance)), ..ShardState::default() };
             built.push(Shard { state: Mutex::new(state), orphans: Mutex::default() });
         }
-        Ok(Self {
-            inner: Arc::new(PluginInner {
-                loaded,
-                shards: built.into_boxed_slice(),
-                pre,
-                generation: GENERATIONS.fetch_add(1, Relaxed) + 1,
-                ticking: Mutex::new(()),
-                closing: AtomicBool::new(false),
-                quarantined: AtomicBool::new(false),
-                runtime: runtime.clone(),
-            }),
-        })
+        let inner = Arc::new(PluginInner {
+            loaded,
+            shards: built.into_boxed_slice(),
+            pre,
+            generation: GENERATIONS.fetch_add(1, Relaxed) + 1,
+            ticking: Mutex::new(()),
+            closing: AtomicBool::new(false),
+            quarantined: AtomicBool::new(false),
+            runtime: runtime.clone(),
+        });
+        inner.send_all();
+        Ok(Self { inner })
     }
 
     /// Begins a stream on the shard that `shard_hint` falls on; the index of the calling worker thread is a good hint.
@@ -119,6 +118,8 @@ impl Plugin {
         let Some(_turn) = self.inner.ticking.try_lock() else { return report };
         for (at, shard) in self.inner.shards.iter().enumerate() {
             self.inner.tick_shard(at, shard, now_ms, &mut report);
+            let outgoing = shard.state.lock().collect();
+            self.inner.send(at, outgoing);
         }
         self.inner.loaded.stats.crash_streak.store(report.crash_streak, Relaxed);
         report
@@ -168,6 +169,7 @@ impl Plugin {
                 _ => self.inner.end(state),
             }
         }
+        self.inner.send_all();
     }
 
     /// True after [`Plugin::shut_down`], once no instance is left.
@@ -209,6 +211,7 @@ impl Plugin {
             quarantined: self.is_quarantined(),
             shards,
             healthy_shards,
+            open_calls: self.inner.loaded.open_calls.get(),
             ..self.inner.loaded.stats.snapshot()
         }
     }
@@ -236,7 +239,7 @@ impl PluginInner {
 
     /// Throws a shard's instance away for what came out of it.
     pub(crate) fn discard(&self, state: &mut ShardState, failure: Failure) -> Fault {
-        let Some(instance) = state.instance.take() else {
+        let Some(instance) = state.take_instance() else {
             return self.fault(FaultKind::Unavailable, "the plugin has no healthy instance");
         };
         instance.note_memory();
@@ -246,7 +249,7 @@ impl PluginInner {
     }
 
     /// Enters the root of a shard's instance, if there is one.
-    fn enter<R: Default>(
+    pub(crate) fn enter<R: Default>(
         &self,
         state: &mut ShardState,
         run: impl FnOnce(&mut Instance) -> wasmtime::Result<R>,
@@ -254,6 +257,7 @@ impl PluginInner {
         let Some(instance) = state.instance.as_deref_mut() else { return Ok(R::default()) };
         let started = Instant::now();
         let ran = guarded(|| run(instance));
+        instance.settle();
         self.loaded.stats.count_call(started);
         ran.map_err(|failure| self.discard(state, failure))
     }
@@ -261,7 +265,7 @@ impl PluginInner {
     fn end(&self, state: &mut ShardState) {
         // Whatever the guest does in its last callback, it is gone after it.
         let _ = self.enter(state, Instance::root_delete);
-        state.instance = None;
+        drop(state.take_instance());
         state.end_by_ms = None;
     }
 

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use crate::abi::{LogLevel, Status};
+use crate::callout::CallCommand;
 use crate::metrics::PluginMetrics;
 use crate::shared_data::SharedData;
 use crate::shared_queues::SharedQueues;
@@ -59,6 +60,18 @@ pub trait PluginServices: Send + Sync {
     fn property(&self, plugin: &str, path: &[u8]) -> Option<Vec<u8>> {
         let _ = (plugin, path);
         None
+    }
+
+    /// Whether the plugin may call this upstream. Asked while the guest waits: must not block.
+    fn has_upstream(&self, plugin: &str, upstream: &str) -> bool {
+        let _ = (plugin, upstream);
+        false
+    }
+
+    /// Does something about a call, after the guest has returned. Must neither block nor tell the command's handle anything
+    /// before it returns; commands about one call come in order. By default calls fail.
+    fn call_out(&self, plugin: &str, command: CallCommand) {
+        let _ = (plugin, command);
     }
 
     /// A named function called outside of a stream.

@@ -6,6 +6,7 @@
 
 use parking_lot::Mutex;
 
+use crate::callout::Outgoing;
 use crate::instance::Instance;
 
 /// First and longest wait before a fresh instance is built, ms.
@@ -30,6 +31,8 @@ pub(crate) struct ShardState {
     pub(crate) next_tick_ms: Option<u64>,
     /// When a root that asked for time is deleted anyway.
     pub(crate) end_by_ms: Option<u64>,
+    /// Calls of instances that are gone, to be broken off.
+    pub(crate) cancelled: Vec<(u64, Outgoing)>,
 }
 
 /// When to build an instance in place of a lost one. Knows no clock: all times are the caller's.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::secret_headers::SecretHeaders;
+
 /// One configured plugin.
 #[derive(Clone, Debug)]
 pub struct PluginSpec {
@@ -29,6 +31,11 @@ pub struct PluginSpec {
     /// Links imports of module `env` that this host does not know to a function that answers UNIMPLEMENTED, instead of
     /// refusing the module.
     pub stub_unknown_imports: bool,
+    /// Headers of requests and responses that the guest neither sees nor writes.
+    pub hidden_headers: SecretHeaders,
+    /// Imports the guest may use, by name (`proxy_http_call`, `fd_write`); nothing: all. One that is not allowed answers
+    /// INTERNAL_FAILURE, one of WASI errno 76.
+    pub allowed_imports: Option<Vec<String>>,
 }
 
 impl PluginSpec {
@@ -47,6 +54,8 @@ impl PluginSpec {
             shards: 1,
             lenient: true,
             stub_unknown_imports: false,
+            hidden_headers: SecretHeaders::ALL,
+            allowed_imports: None,
         }
     }
 
@@ -79,8 +88,14 @@ pub struct Limits {
     pub table_elements: usize,
     /// Log lines a second over all shards; as many may come in one burst.
     pub log_lines_per_s: u32,
-    /// Largest body a guest may leave in a buffer after editing it, bytes.
+    /// Largest body a guest may leave in a buffer after editing it, and most of a body that may be held for it, bytes.
     pub held_body_bytes: usize,
+    /// Calls that one stream may have open.
+    pub callouts_per_stream: usize,
+    /// Calls that the plugin may have open, over all its instances.
+    pub callouts: usize,
+    /// Largest body or message that a call sends or gets, bytes.
+    pub callout_body_bytes: usize,
 }
 
 impl Default for Limits {
@@ -93,6 +108,9 @@ impl Default for Limits {
             table_elements: 100_000,
             log_lines_per_s: 1_000,
             held_body_bytes: 64 << 20,
+            callouts_per_stream: 16,
+            callouts: 1_024,
+            callout_body_bytes: 4 << 20,
         }
     }
 }

@@ -54,6 +54,8 @@ pub struct PluginStats {
     pub healthy_shards: usize,
     /// All shards.
     pub shards: usize,
+    /// Calls to upstreams that are open.
+    pub open_calls: usize,
 }
 
 impl PluginStats {
@@ -97,6 +99,7 @@ impl StatsCounters {
             quarantined: false,
             healthy_shards: 0,
             shards: 0,
+            open_calls: 0,
         }
     }
 }

@@ -1,11 +1,13 @@
 //! One request's life in one plugin.
 
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
 
 use crate::abi::MapType;
+use crate::berth::Berth;
 use crate::env::{Lent, StreamEnv};
 use crate::instance::{Instance, StreamCall, guarded};
 use crate::outcome::{CallOutcome, CallResult, Effects, Fault, FaultKind};
@@ -55,7 +57,7 @@ impl Stream {
     /// # Errors
     /// The fault; the caller applies the plugin's policy. So for all callbacks.
     pub fn on_request_headers<E: StreamEnv>(&mut self, env: &mut Lent<E>, end_of_stream: bool) -> CallResult {
-        let pairs = count(env, MapType::RequestHeaders);
+        let pairs = self.count(env, MapType::RequestHeaders);
         self.call(env, StreamCall::RequestHeaders { pairs, end_of_stream })
     }
 
@@ -72,7 +74,7 @@ impl Stream {
     /// # Errors
     /// As [`Stream::on_request_headers`].
     pub fn on_request_trailers<E: StreamEnv>(&mut self, env: &mut Lent<E>) -> CallResult {
-        let pairs = count(env, MapType::RequestTrailers);
+        let pairs = self.count(env, MapType::RequestTrailers);
         self.call(env, StreamCall::RequestTrailers { pairs })
     }
 
@@ -81,7 +83,7 @@ impl Stream {
     /// # Errors
     /// As [`Stream::on_request_headers`].
     pub fn on_response_headers<E: StreamEnv>(&mut self, env: &mut Lent<E>, end_of_stream: bool) -> CallResult {
-        let pairs = count(env, MapType::ResponseHeaders);
+        let pairs = self.count(env, MapType::ResponseHeaders);
         self.call(env, StreamCall::ResponseHeaders { pairs, end_of_stream })
     }
 
@@ -103,7 +105,7 @@ impl Stream {
     /// # Errors
     /// As [`Stream::on_request_headers`].
     pub fn on_response_trailers<E: StreamEnv>(&mut self, env: &mut Lent<E>) -> CallResult {
-        let pairs = count(env, MapType::ResponseTrailers);
+        let pairs = self.count(env, MapType::ResponseTrailers);
         self.call(env, StreamCall::ResponseTrailers { pairs })
     }
 
@@ -151,6 +153,57 @@ impl Stream {
         }
     }
 
+    /// Waits for callbacks of other contexts (replies to calls, ticks, queues) to ask something for this stream; `berth` is
+    /// where its environment lies meanwhile, see [`Lent::park`]. A stream that the guest never heard of waits for ever.
+    ///
+    /// # Errors
+    /// The instance that held the stream is gone.
+    pub fn poll_effects(&mut self, cx: &mut Context<'_>, berth: &Arc<Berth>) -> Poll<Result<Effects, Box<Fault>>> {
+        let (sequence, context) = match self.state {
+            State::Bound { sequence, context } => (sequence, context),
+            State::Failed(kind) => return Poll::Ready(Err(self.fail(kind))),
+            State::Fresh | State::Finished => return Poll::Pending,
+        };
+        let Some(shard) = self.plugin.shards.get(self.shard) else { return Poll::Pending };
+        let mut state = shard.state.lock();
+        match state.instance.as_deref_mut() {
+            Some(instance) if instance.sequence() == sequence => match instance.await_effects(context, cx, berth) {
+                Some(effects) => Poll::Ready(Ok(effects)),
+                None => Poll::Pending,
+            },
+            _ => {
+                drop(state);
+                Poll::Ready(Err(self.fail(FaultKind::Lost)))
+            }
+        }
+    }
+
+    /// Whether calls that this stream made are open.
+    pub fn has_calls(&self) -> bool {
+        let State::Bound { sequence, context } = self.state else { return false };
+        let Some(shard) = self.plugin.shards.get(self.shard) else { return false };
+        let state = shard.state.lock();
+        state.instance.as_deref().is_some_and(|i| i.sequence() == sequence && i.open_calls(context) > 0)
+    }
+
+    /// Breaks off the calls that this stream made: whoever waited for them is gone. The guest hears that they failed.
+    pub fn cancel_calls(&mut self) {
+        let State::Bound { sequence, context } = self.state else { return };
+        let plugin = Arc::clone(&self.plugin);
+        let Some(shard) = plugin.shards.get(self.shard) else { return };
+        let mut state = shard.state.lock();
+        if state.instance.as_deref().is_none_or(|i| i.sequence() != sequence || i.open_calls(context) == 0) {
+            return;
+        }
+        let cancelled = plugin.enter(&mut state, |instance| instance.cancel_calls(context));
+        let outgoing = state.collect();
+        drop(state);
+        plugin.send(self.shard, outgoing);
+        if let Err(fault) = cancelled {
+            tracing::warn!(plugin = %fault.plugin, kind = %fault.kind, message = %fault.message, "plugin failed in a reply");
+        }
+    }
+
     /// Takes what callbacks of other contexts (ticks, mostly) asked for this stream.
     pub fn take_effects(&mut self) -> Effects {
         let State::Bound { sequence, context } = self.state else { return Effects::default() };
@@ -164,6 +217,12 @@ impl Stream {
     /// The plugin's name.
     pub fn plugin_name(&self) -> &Arc<str> {
         &self.plugin.loaded.spec.name
+    }
+
+    /// Pairs of a map that the guest may see.
+    fn count<E: StreamEnv>(&self, env: &mut Lent<E>, map: MapType) -> usize {
+        let hidden = self.plugin.loaded.spec.hidden_headers.of_map(map);
+        env.header_map(map).map_or(0, |map| map.len() - hidden.count(map))
     }
 
     fn exports(&self, call: StreamCall) -> bool {
@@ -185,8 +244,8 @@ impl Stream {
     ) -> Result<R, Box<Fault>> {
         let plugin = Arc::clone(&self.plugin);
         let Some(shard) = plugin.shards.get(self.shard) else { return Err(self.fail(FaultKind::Unavailable)) };
-        let mut state = shard.state.lock();
-        let state = &mut *state;
+        let mut guard = shard.state.lock();
+        let state = &mut *guard;
         let instance = match (&mut state.instance, self.state) {
             (_, State::Failed(kind)) => return Err(self.fail(kind)),
             (_, State::Fresh) if plugin.is_quarantined() => return Err(self.fail(FaultKind::Unavailable)),
@@ -210,11 +269,15 @@ impl Stream {
         });
         env.give_back(instance.give_back());
         plugin.loaded.stats.count_call(started);
-        result.map_err(|failure| {
+        let result = result.map_err(|failure| {
             let fault = plugin.discard(state, failure);
             self.state = State::Failed(FaultKind::Lost);
             Box::new(fault)
-        })
+        });
+        let outgoing = state.collect();
+        drop(guard);
+        plugin.send(self.shard, outgoing);
+        result
     }
 
     /// Refuses a call, and all after it.
@@ -248,8 +311,4 @@ impl std::fmt::Debug for Stream {
             .field("state", &self.state)
             .finish()
     }
-}
-
-fn count<E: StreamEnv>(env: &mut Lent<E>, map: MapType) -> usize {
-    env.header_map(map).map_or(0, |map| map.len())
 }

@@ -53,6 +53,10 @@ fn with_buffer<'c, R>(
             let arguments = call.data().foreign_arguments.clone();
             use_bytes(call, &arguments)
         }
+        BufferType::HttpCallResponseBody | BufferType::GrpcMessage => {
+            let shown = Arc::clone(&call.data().shown);
+            use_bytes(call, shown.buffer(buffer).ok_or(Status::NotFound)?)
+        }
         _ => with_env(call, |call, env| {
             let bytes = env.buffer(buffer).ok_or(Status::NotFound)?;
             use_bytes(call, bytes)
@@ -81,8 +85,8 @@ fn set(call: &mut Call<'_>, buffer: u32, start: u32, size: u32, p: u32, n: u32) 
     };
     let (memory, host) = split(call)?;
     let data = bytes(memory, p, n)?;
-    let lent = host.effective == host.lender;
-    let Some(env) = host.env.as_mut().filter(|_| lent) else {
+    let most = host.plugin.spec.limits.held_body_bytes;
+    let Some(env) = host.env() else {
         return mistake(host, Status::NotFound, format_args!("{buffer:?} written outside of a stream"));
     };
     let Some(len) = env.buffer(buffer).map(<[u8]>::len) else {
@@ -90,7 +94,7 @@ fn set(call: &mut Call<'_>, buffer: u32, start: u32, size: u32, p: u32, n: u32) 
     };
     let start = (start as usize).min(len);
     let end = start.saturating_add(size as usize).min(len);
-    if len - (end - start) + data.len() > host.plugin.spec.limits.held_body_bytes {
+    if len - (end - start) + data.len() > most {
         // Not tolerated: the guest must not believe that a body was replaced when it was not.
         return Err(Status::BadArgument.into());
     }

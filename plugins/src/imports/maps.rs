@@ -1,5 +1,7 @@
 //! Header and trailer maps.
 
+use std::sync::Arc;
+
 use wasmtime::Linker;
 
 use super::{mistake, run};
@@ -8,6 +10,7 @@ use crate::env::HeaderPairs;
 use crate::guest_memory::{Call, Hostcall, bytes, hand_over, split, store_u32, with_env};
 use crate::host::Host;
 use crate::pairs;
+use crate::secret_headers::Veiled;
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap("env", "proxy_get_header_map_size", |call: Call<'_>, map: u32, size_at: u32| {
@@ -54,9 +57,34 @@ fn map_type(map: u32) -> Hostcall<MapType> {
     Ok(MapType::from_u32(map).ok_or(Status::BadArgument)?)
 }
 
+/// Runs `read` on a map as the guest may see it. Nothing if there is no such map now.
+fn with_map<'c, R>(
+    call: &mut Call<'c>,
+    map: MapType,
+    read: impl FnOnce(&mut Call<'c>, &dyn HeaderPairs) -> R,
+) -> Option<R> {
+    if is_calls(map) {
+        let shown = Arc::clone(&call.data().shown);
+        return shown.map(map).map(|map| read(call, map));
+    }
+    let hidden = call.data().plugin.spec.hidden_headers.of_map(map);
+    with_env(call, |call, env| env.header_map(map).map(|map| read(call, &Veiled { map, hidden }))).flatten()
+}
+
+/// Whether a map tells of the answer to a call.
+fn is_calls(map: MapType) -> bool {
+    matches!(
+        map,
+        MapType::GrpcInitialMetadata
+            | MapType::GrpcTrailingMetadata
+            | MapType::HttpCallResponseHeaders
+            | MapType::HttpCallResponseTrailers
+    )
+}
+
 fn size(call: &mut Call<'_>, map: u32, size_at: u32) -> Hostcall {
     let map = map_type(map)?;
-    let len = with_env(call, |_, env| env.header_map(map).map(|map| pairs::serialized_len(map))).flatten().unwrap_or(0);
+    let len = with_map(call, map, |_, map| pairs::serialized_len(map)).unwrap_or(0);
     store_u32(call, size_at, u32::try_from(len).unwrap_or(u32::MAX))
 }
 
@@ -65,11 +93,7 @@ fn get_pairs(call: &mut Call<'_>, map: u32, pp: u32, np: u32) -> Hostcall {
     let map = map_type(map)?;
     let mut scratch = std::mem::take(&mut call.data_mut().scratch);
     scratch.clear();
-    with_env(call, |_, env| {
-        if let Some(map) = env.header_map(map) {
-            pairs::write(map, &mut scratch);
-        }
-    });
+    with_map(call, map, |_, map| pairs::write(map, &mut scratch));
     let handed = hand_over(call, &scratch, pp, np);
     call.data_mut().scratch = scratch;
     handed
@@ -79,12 +103,9 @@ fn get_value(call: &mut Call<'_>, map: u32, key: (u32, u32), pp: u32, np: u32) -
     let map = map_type(map)?;
     let mut name = [0_u8; 64];
     let name = short_copy(call, key, &mut name)?;
-    let handed = with_env(call, |call, env| {
-        let Some(map) = env.header_map(map) else { return Ok(Found::NoMap) };
-        match map.get(&name) {
-            Some(value) => hand_over(call, &value, pp, np).map(|()| Found::Value),
-            None => Ok(Found::NoValue),
-        }
+    let handed = with_map(call, map, |call, map| match map.get(&name) {
+        Some(value) => hand_over(call, &value, pp, np).map(|()| Found::Value),
+        None => Ok(Found::NoValue),
     });
     match handed.unwrap_or(Ok(Found::NoMap))? {
         Found::Value => Ok(()),
@@ -121,11 +142,12 @@ fn change(
     apply: impl FnOnce(&[u8], &mut dyn HeaderPairs) -> Result<(), Status>,
 ) -> Hostcall {
     let (memory, host) = split(call)?;
-    let lent = host.effective == host.lender;
-    let Some(target) = host.env.as_mut().filter(|_| lent).and_then(|env| env.header_map(map)) else {
+    let hidden = host.plugin.spec.hidden_headers.of_map(map);
+    let target = if is_calls(map) { None } else { host.env().and_then(|env| env.header_map(map)) };
+    let Some(target) = target else {
         return mistake(host, Status::BadArgument, format_args!("{map:?} written where there are none"));
     };
-    match apply(memory, target) {
+    match apply(memory, &mut Veiled { map: target, hidden }) {
         Ok(()) => Ok(()),
         Err(Status::InvalidMemoryAccess) => Err(Status::InvalidMemoryAccess.into()),
         Err(status) => mistake(host, status, format_args!("refused a write to {map:?}: {status:?}")),

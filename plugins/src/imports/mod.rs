@@ -2,6 +2,7 @@
 
 mod buffers;
 mod callouts;
+mod grpc;
 mod maps;
 mod process;
 mod properties;
@@ -24,6 +25,7 @@ pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     shared::link(linker)?;
     streams::link(linker)?;
     callouts::link(linker)?;
+    grpc::link(linker)?;
     wasi::link(linker)
 }
 

@@ -56,7 +56,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             if context != crate::host::ROOT_CONTEXT && !host.streams.contains_key(&context) {
                 return Err(Status::BadArgument.into());
             }
-            host.effective = context;
+            host.act_for(context);
             Ok(())
         })
     })?;

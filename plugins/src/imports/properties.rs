@@ -43,6 +43,9 @@ fn get(call: &mut Call<'_>, path: (u32, u32), pp: u32, np: u32) -> Hostcall {
 fn find(call: &mut Call<'_>, path: (u32, u32), path_room: &mut Vec<u8>, pp: u32, np: u32) -> Hostcall {
     path_room.extend_from_slice(clean(bytes(split(call)?.0, path.0, path.1)?)?);
     let path = path_room.as_slice();
+    if call.data().plugin.spec.hidden_headers.contains_property(path) {
+        return Err(Status::NotFound.into());
+    }
     let in_stream = with_env(call, |call, env| env.property(path).map(|value| hand_over(call, &value, pp, np)));
     if let Some(Some(handed)) = in_stream {
         return handed;
@@ -63,8 +66,7 @@ fn set(call: &mut Call<'_>, path: (u32, u32), value: (u32, u32)) -> Hostcall {
     let (memory, host) = split(call)?;
     let path = clean(bytes(memory, path.0, path.1)?)?;
     let value = bytes(memory, value.0, value.1)?;
-    let lent = host.effective == host.lender;
-    let written = match host.env.as_mut().filter(|_| lent) {
+    let written = match host.env() {
         Some(env) => env.set_property(path, value),
         None => Err(Status::NotFound),
     };

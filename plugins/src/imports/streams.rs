@@ -30,8 +30,9 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     })?;
     linker.func_wrap("env", "proxy_get_status", |call: Call<'_>, code_at: u32, pp: u32, np: u32| {
         run(call, |call| {
-            store_u32(call, code_at, 0)?;
-            hand_over(call, &[], pp, np)
+            let (code, text) = call.data().status.clone();
+            store_u32(call, code_at, code)?;
+            hand_over(call, text.as_bytes(), pp, np)
         })
     })?;
     linker.func_wrap(
@@ -100,6 +101,13 @@ fn send_local_response(call: &mut Call<'_>, status: u32, parts: Parts) -> Hostca
     let mut headers = Vec::with_capacity(pairs.len());
     for (name, value) in pairs {
         match (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+            (Ok(name), Ok(_)) if host.plugin.spec.hidden_headers.contains(name.as_str().as_bytes()) => {
+                mistake(
+                    host,
+                    Status::BadArgument,
+                    format_args!("local response with a header that is not granted: {name}"),
+                )?;
+            }
             (Ok(name), Ok(value)) => headers.push((name, value)),
             // `:status` among them is the SDK user's mistake: the status is an argument.
             _ => mistake(host, Status::BadArgument, format_args!("local response with an invalid header"))?,

@@ -111,3 +111,15 @@ fn host_functions_work_from_the_start_section_but_only_logging() {
     assert_eq!(rig.lines(), ["early"]);
     assert_eq!(rig.results_of_request(), [10]);
 }
+
+#[test]
+fn a_filter_of_tcp_streams_alone_is_refused() {
+    let tcp = r#"(func (export "proxy_on_downstream_data") (param i32 i32 i32) (result i32) (i32.const 0))"#;
+    let error = Rig::start(Guest::new(tcp).spec()).err().unwrap();
+    assert_eq!(error.phase, StartPhase::Link);
+    assert!(error.message.contains("proxy_on_downstream_data") && error.message.contains("TCP"), "{error}");
+
+    // The Rust SDK exports everything.
+    let http = r#"(func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 0))"#;
+    Rig::start(Guest::new(tcp).also(http).spec()).unwrap();
+}

@@ -4,11 +4,15 @@
 
 mod bodies;
 mod cache;
+mod callouts;
 mod faults;
+mod grants;
+mod grpc;
 mod lifecycle;
 mod link;
 mod maps;
 mod memory;
+mod pauses;
 mod properties;
 mod rig;
 mod root;

@@ -5,8 +5,8 @@ use std::sync::{Arc, LazyLock};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use parking_lot::Mutex;
 use turnstile_plugins::{
-    Body, HttpEnv, Lent, LogLevel, LogLine, Plugin, PluginError, PluginServices, PluginSpec, RequestMap, ResponseMap,
-    Runtime, RuntimeOptions, SharedState, Stream,
+    Body, CallCommand, CallHandle, Callout, HttpEnv, Lent, LogLevel, LogLine, Plugin, PluginError, PluginServices,
+    PluginSpec, RequestMap, ResponseMap, Runtime, RuntimeOptions, SharedState, Stream,
 };
 
 /// One runtime for all tests: an engine and its clock.
@@ -162,6 +162,7 @@ impl Guest {
 pub struct Gateway {
     pub shared: SharedState,
     pub lines: Mutex<Vec<(LogLevel, String)>>,
+    pub commands: Mutex<Vec<CallCommand>>,
 }
 
 impl PluginServices for Gateway {
@@ -175,6 +176,14 @@ impl PluginServices for Gateway {
 
     fn log_level(&self, _: &str) -> LogLevel {
         LogLevel::Debug
+    }
+
+    fn has_upstream(&self, _: &str, upstream: &str) -> bool {
+        upstream == "auth"
+    }
+
+    fn call_out(&self, _: &str, command: CallCommand) {
+        self.commands.lock().push(command);
     }
 
     fn property(&self, plugin: &str, path: &[u8]) -> Option<Vec<u8>> {
@@ -194,7 +203,7 @@ impl Rig {
     }
 
     pub fn start_with(spec: PluginSpec, shared: SharedState) -> Result<Self, PluginError> {
-        let gateway = Arc::new(Gateway { shared, lines: Mutex::default() });
+        let gateway = Arc::new(Gateway { shared, ..Gateway::default() });
         let services: Arc<dyn PluginServices> = gateway.clone();
         Ok(Self { plugin: Plugin::start(&RUNTIME, spec, services)?, gateway })
     }
@@ -208,6 +217,21 @@ impl Rig {
         std::mem::take(&mut *self.gateway.lines.lock()).into_iter().map(|(_, line)| line).collect()
     }
 
+    /// What the guest asked about calls since the last question.
+    pub fn commands(&self) -> Vec<CallCommand> {
+        std::mem::take(&mut *self.gateway.commands.lock())
+    }
+
+    /// The one call that the guest began.
+    pub fn call(&self) -> (CallHandle, Callout) {
+        let mut commands = self.commands();
+        assert_eq!(commands.len(), 1, "{commands:?}");
+        match commands.remove(0) {
+            CallCommand::Start(handle, callout) => (handle, *callout),
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Runs the request headers callback on `env` and gives the results that the guest put.
     pub fn results(&self, env: &mut Lent<HttpEnv>) -> Vec<i32> {
         self.stream().on_request_headers(env, true).unwrap();
@@ -218,6 +242,25 @@ impl Rig {
     pub fn results_of_request(&self) -> Vec<i32> {
         self.results(&mut request())
     }
+}
+
+/// A data segment.
+pub fn data(at: usize, bytes: &[u8]) -> String {
+    let text: String = bytes.iter().map(|byte| format!("\\{byte:02x}")).collect();
+    format!("(data (i32.const {at}) \"{text}\")")
+}
+
+/// A serialized map.
+pub fn map(pairs: &[(&str, &str)]) -> Vec<u8> {
+    let mut bytes = u32::try_from(pairs.len()).unwrap().to_le_bytes().to_vec();
+    for (name, value) in pairs {
+        bytes.extend(u32::try_from(name.len()).unwrap().to_le_bytes());
+        bytes.extend(u32::try_from(value.len()).unwrap().to_le_bytes());
+    }
+    for (name, value) in pairs {
+        bytes.extend(name.bytes().chain([0]).chain(value.bytes()).chain([0]));
+    }
+    bytes
 }
 
 /// The results a guest flushed.

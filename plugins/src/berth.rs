@@ -1,0 +1,63 @@
+//! Where a stream's environment lies while its owner waits, so that callbacks of other contexts can reach it.
+
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::env::StreamEnv;
+
+/// The place of one environment. Empty while its owner has it, or while a callback uses it.
+#[derive(Default)]
+pub struct Berth {
+    env: Mutex<Option<Box<dyn StreamEnv>>>,
+    /// Told when the environment is back from a callback.
+    home: Condvar,
+}
+
+/// An environment that a callback of another context uses. Goes back when this is dropped, come what may.
+pub(crate) struct Visit {
+    pub(crate) context: u32,
+    pub(crate) env: Option<Box<dyn StreamEnv>>,
+    berth: Arc<Berth>,
+}
+
+impl Berth {
+    /// Lays an environment there.
+    pub(crate) fn park(&self, env: Option<Box<dyn StreamEnv>>) {
+        *self.env.lock() = env;
+    }
+
+    /// Takes it back. Waits for a callback that uses it, whose time is bounded.
+    pub(crate) fn unpark(&self) -> Option<Box<dyn StreamEnv>> {
+        let mut place = self.env.lock();
+        loop {
+            if let Some(env) = place.take() {
+                return Some(env);
+            }
+            self.home.wait(&mut place);
+        }
+    }
+}
+
+impl std::fmt::Debug for Berth {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Berth").finish_non_exhaustive()
+    }
+}
+
+impl Visit {
+    /// Borrows what lies there for a context, if anything does.
+    pub(crate) fn new(berth: &Arc<Berth>, context: u32) -> Option<Self> {
+        let env = berth.env.lock().take()?;
+        Some(Self { context, env: Some(env), berth: Arc::clone(berth) })
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        // Put back even if it got lost on the way: its owner waits for it.
+        let env = self.env.take().unwrap_or_else(|| Box::new(crate::env::NoEnv));
+        *self.berth.env.lock() = Some(env);
+        self.berth.home.notify_all();
+    }
+}

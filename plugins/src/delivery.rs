@@ -1,0 +1,170 @@
+//! What comes of calls, on its way back into the guest that made them.
+
+use std::sync::{Arc, Weak};
+
+use crate::callout::{CallCommand, CallId, GRPC_UNAVAILABLE, GrpcEvent, HttpReply, Outgoing};
+use crate::instance::Instance;
+use crate::outcome::Fault;
+use crate::plugin::PluginInner;
+use crate::shard::ShardState;
+
+/// Where the gateway tells what came of a call.
+///
+/// Each call ends exactly once. A handle that is dropped before that ends its call as failed. Telling enters the guest: do
+/// it from a thread that may run guests, and never from within [`PluginServices::call_out`](crate::PluginServices::call_out).
+pub struct CallHandle {
+    plugin: Weak<PluginInner>,
+    shard: usize,
+    id: CallId,
+    ended: bool,
+}
+
+/// What is told to a guest.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// The answer, or why there is none.
+    Http(Result<HttpReply, String>),
+    Grpc(GrpcEvent),
+    /// Nothing will come, whatever kind of call it is.
+    Failed(String),
+}
+
+impl Told {
+    /// Whether the call is over with it, for a call that is unary.
+    fn ends_unary(&self) -> bool {
+        match self {
+            Self::Grpc(event) => matches!(event, GrpcEvent::Message(_) | GrpcEvent::Close { .. }),
+            _ => true,
+        }
+    }
+
+    /// Whether the call is over with it, whatever kind of call it is.
+    fn ends_any(&self) -> bool {
+        !matches!(self, Self::Grpc(event) if !matches!(event, GrpcEvent::Close { .. }))
+    }
+}
+
+impl CallHandle {
+    /// The call's name, for commands about it.
+    pub fn id(&self) -> CallId {
+        self.id
+    }
+
+    /// The answer to an HTTP call, or in a few words why there is none. Nothing happens if the guest's instance is gone or the
+    /// call was cancelled.
+    ///
+    /// # Errors
+    /// The guest's fault in the callback; its instance was thrown away.
+    pub fn http(mut self, answer: Result<HttpReply, String>) -> Result<(), Box<Fault>> {
+        self.tell(Told::Http(answer)).map(|_| ())
+    }
+
+    /// Something happened on a gRPC call. True as long as the guest wants to hear more.
+    ///
+    /// # Errors
+    /// As [`CallHandle::http`].
+    pub fn grpc(&mut self, event: GrpcEvent) -> Result<bool, Box<Fault>> {
+        self.tell(Told::Grpc(event))
+    }
+
+    fn tell(&mut self, told: Told) -> Result<bool, Box<Fault>> {
+        if self.ended {
+            return Ok(false);
+        }
+        self.ended = told.ends_any();
+        let Some(plugin) = self.plugin.upgrade() else {
+            self.ended = true;
+            return Ok(false);
+        };
+        let wants_more = plugin.deliver(self.shard, self.id, told)?;
+        self.ended |= !wants_more;
+        Ok(wants_more)
+    }
+}
+
+impl Drop for CallHandle {
+    fn drop(&mut self) {
+        if !self.ended
+            && let Err(fault) = self.tell(Told::Failed("the call was given up".to_owned()))
+        {
+            tracing::warn!(plugin = %fault.plugin, kind = %fault.kind, message = %fault.message, "plugin failed in a reply");
+        }
+    }
+}
+
+impl std::fmt::Debug for CallHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CallHandle").field("id", &self.id).field("ended", &self.ended).finish_non_exhaustive()
+    }
+}
+
+impl PluginInner {
+    /// Tells a guest what came of a call. False if nobody waits for it any more.
+    fn deliver(self: &Arc<Self>, at: usize, id: CallId, told: Told) -> Result<bool, Box<Fault>> {
+        let Some(shard) = self.shards.get(at) else { return Ok(false) };
+        let mut state = shard.state.lock();
+        let Some(instance) = state.instance.as_deref_mut().filter(|i| i.sequence() == id.sequence) else {
+            return Ok(false);
+        };
+        let Some(kind) = instance.call_kind(id.token) else { return Ok(false) };
+        let unary = !matches!(kind, crate::callout::CallKind::GrpcStream { .. });
+        let ends = if unary { told.ends_unary() } else { told.ends_any() };
+        let told = self.enter(&mut state, |instance| instance.tell(id.token, kind, told, ends));
+        let outgoing = state.collect();
+        let wants_more = !ends && state.instance.as_deref().is_some_and(|instance| instance.has_call(id.token));
+        drop(state);
+        self.send(at, outgoing);
+        told.map_err(Box::new)?;
+        Ok(wants_more)
+    }
+
+    /// Hands to the gateway what guests asked for. Call it without a shard's lock.
+    pub(crate) fn send(self: &Arc<Self>, shard: usize, outgoing: Vec<(u64, Outgoing)>) {
+        for (sequence, outgoing) in outgoing {
+            let id = |token| CallId { sequence, token };
+            let command = match outgoing {
+                Outgoing::Start(token, callout) => {
+                    let handle = CallHandle { plugin: Arc::downgrade(self), shard, id: id(token), ended: false };
+                    CallCommand::Start(handle, callout)
+                }
+                Outgoing::Send { token, message, end } => CallCommand::Send { id: id(token), message, end },
+                Outgoing::Close(token) => CallCommand::Close(id(token)),
+                Outgoing::Cancel(token) => CallCommand::Cancel(id(token)),
+            };
+            self.loaded.services.call_out(&self.loaded.spec.name, command);
+        }
+    }
+
+    /// Sends what the instances have asked for while they started.
+    pub(crate) fn send_all(self: &Arc<Self>) {
+        for (at, shard) in self.shards.iter().enumerate() {
+            let outgoing = shard.state.lock().collect();
+            self.send(at, outgoing);
+        }
+    }
+}
+
+impl ShardState {
+    /// What is asked of the gateway since the last question, with the number of the instance that asks.
+    pub(crate) fn collect(&mut self) -> Vec<(u64, Outgoing)> {
+        let mut all = std::mem::take(&mut self.cancelled);
+        if let Some(instance) = self.instance.as_deref_mut() {
+            let sequence = instance.sequence();
+            all.extend(instance.take_outbox().into_iter().map(|outgoing| (sequence, outgoing)));
+        }
+        all
+    }
+
+    /// Takes the instance away; its calls are for nobody any more.
+    pub(crate) fn take_instance(&mut self) -> Option<Box<Instance>> {
+        let mut instance = self.instance.take()?;
+        let sequence = instance.sequence();
+        self.cancelled.extend(instance.end_calls().into_iter().map(|token| (sequence, Outgoing::Cancel(token))));
+        Some(instance)
+    }
+}
+
+/// The words for a call that failed, as a gRPC close.
+pub(crate) fn close_of(reason: String) -> GrpcEvent {
+    GrpcEvent::Close { status: GRPC_UNAVAILABLE, message: reason }
+}

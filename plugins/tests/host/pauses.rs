@@ -1,0 +1,151 @@
+//! Streams that wait: callbacks of other contexts reach their environment, and their owner is woken.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+
+use turnstile_plugins::{Effects, Fault, FaultKind, HttpEnv, HttpReply, Lent, Stream};
+
+use crate::rig::{Guest, Rig, data, header, map, request};
+
+#[derive(Default)]
+struct Alarm(AtomicUsize);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Pauses requests after a call; the reply sets a header of the paused stream and continues it. The context that paused is
+/// kept at 904.
+fn gate(reply: &str) -> Rig {
+    let headers = map(&[(":method", "GET"), (":path", "/"), (":authority", "a")]);
+    Guest::new(&format!(
+        r#"{}{}
+        (data (i32.const 300) "x-checkedyes")
+        (func (export "proxy_on_request_headers") (param $context i32) (param i32 i32) (result i32)
+          (i32.store (i32.const 904) (local.get $context))
+          (drop (call $http_call (i32.const 100) (i32.const 4) (i32.const 200) (i32.const {})
+            (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 900)))
+          (i32.const 1))
+        (func $release
+          (if (call $effective (i32.load (i32.const 904))) (then unreachable))
+          (drop (call $replace_header (i32.const 0) (i32.const 300) (i32.const 9) (i32.const 309) (i32.const 3)))
+          (drop (call $continue_stream (i32.const 0))))
+        (func (export "proxy_on_http_call_response") (param i32 i32 i32 i32 i32) {reply})"#,
+        data(100, b"auth"),
+        data(200, &headers),
+        headers.len(),
+    ))
+    .start()
+}
+
+fn answer() -> Result<HttpReply, String> {
+    let nothing = http::HeaderMap::new;
+    Ok(HttpReply { status: http::StatusCode::OK, headers: nothing(), body: "".into(), trailers: nothing() })
+}
+
+fn paused(rig: &Rig) -> (Stream, Lent<HttpEnv>) {
+    let (mut stream, mut env) = (rig.stream(), request());
+    assert!(stream.on_request_headers(&mut env, true).unwrap().paused_request());
+    (stream, env)
+}
+
+/// Waits for effects; `meanwhile` runs between two looks.
+fn wait(
+    stream: &mut Stream,
+    env: &mut Lent<HttpEnv>,
+    meanwhile: impl FnOnce(),
+) -> (Poll<Result<Effects, Box<Fault>>>, usize) {
+    let alarm = Arc::new(Alarm::default());
+    let waker = Waker::from(Arc::clone(&alarm));
+    let mut cx = Context::from_waker(&waker);
+    let parked = env.park();
+    assert!(stream.poll_effects(&mut cx, parked.berth()).is_pending());
+    meanwhile();
+    let rings = alarm.0.load(Ordering::SeqCst);
+    (stream.poll_effects(&mut cx, parked.berth()), rings)
+}
+
+#[test]
+fn a_reply_edits_a_paused_stream_and_wakes_its_owner() {
+    let rig = gate("(call $release)");
+    let (mut stream, mut env) = paused(&rig);
+    let (handle, _) = rig.call();
+    let (effects, rings) = wait(&mut stream, &mut env, || handle.http(answer()).unwrap());
+    let Poll::Ready(Ok(effects)) = effects else { panic!("{effects:?}") };
+    assert!(effects.continue_request);
+    assert_eq!(rings, 1);
+    assert_eq!(header(&env, "x-checked").unwrap(), b"yes");
+}
+
+#[test]
+fn a_stream_whose_owner_is_at_work_can_be_continued_but_not_edited() {
+    let rig = gate("(call $release)");
+    let (mut stream, env) = paused(&rig);
+    rig.call().0.http(answer()).unwrap();
+    assert!(stream.take_effects().continue_request);
+    assert_eq!(header(&env, "x-checked"), None);
+    assert_eq!(rig.plugin.stats().tolerated, 1);
+}
+
+#[test]
+fn a_trap_in_the_reply_wakes_the_owner_and_leaves_it_its_environment() {
+    let rig = gate("(call $release) unreachable");
+    let (mut stream, mut env) = paused(&rig);
+    let (handle, _) = rig.call();
+    let (effects, rings) = wait(&mut stream, &mut env, || {
+        handle.http(answer()).unwrap_err();
+    });
+    let Poll::Ready(Err(fault)) = effects else { panic!("{effects:?}") };
+    assert_eq!((fault.kind, rings), (FaultKind::Lost, 1));
+    assert_eq!(header(&env, "accept").unwrap(), b"first");
+}
+
+#[test]
+fn an_owner_that_stops_waiting_has_its_environment_again() {
+    let rig = gate("(call $release)");
+    let (mut stream, mut env) = paused(&rig);
+    let (effects, _) = wait(&mut stream, &mut env, || ());
+    assert!(effects.is_pending());
+    assert_eq!(header(&env, "accept").unwrap(), b"first");
+    rig.call().0.http(answer()).unwrap();
+    stream.finish(&mut env).unwrap();
+}
+
+#[test]
+fn ticks_and_queues_resume_streams() {
+    for by in ["tick", "queue"] {
+        let rig = Guest::new(&format!(
+            r#"(data (i32.const 100) "q")
+            (func (export "proxy_on_configure") (param i32 i32) (result i32)
+              (drop (call $set_tick (i32.const {})))
+              (drop (call $register_queue (i32.const 100) (i32.const 1) (i32.const 908)))
+              (i32.const 1))
+            (func (export "proxy_on_request_headers") (param $context i32) (param i32 i32) (result i32)
+              (i32.store (i32.const 904) (local.get $context))
+              (if (i32.eqz (i32.const {})) (then
+                (drop (call $enqueue (i32.load (i32.const 908)) (i32.const 100) (i32.const 1)))))
+              (i32.const 1))
+            (func $release
+              (drop (call $effective (i32.load (i32.const 904))))
+              (drop (call $continue_stream (i32.const 0))))
+            (func (export "proxy_on_tick") (param i32) (call $release))
+            (func (export "proxy_on_queue_ready") (param i32 i32) (call $release))"#,
+            if by == "tick" { 10 } else { 0 },
+            i32::from(by == "tick"),
+        ))
+        .start();
+        if by == "tick" {
+            rig.plugin.tick(0);
+        }
+        let (mut stream, mut env) = paused(&rig);
+        let (effects, rings) = wait(&mut stream, &mut env, || {
+            assert!(rig.plugin.tick(10).faults.is_empty());
+        });
+        let Poll::Ready(Ok(effects)) = effects else { panic!("{by}: {effects:?}") };
+        assert!(effects.continue_request, "{by}");
+        assert_eq!(rings, 1, "{by}");
+    }
+}
