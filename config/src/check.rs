@@ -45,6 +45,7 @@ pub(crate) fn check(config: &Config, root: &Node, problems: &mut Vec<Problem>) {
     checker.listeners(config, At::root(root));
     checker.pools(config, At::root(root).entry("pools"));
     checker.plugins(config, At::root(root).entry("plugins"));
+    checker.upstreams(config, At::root(root).entry("upstreams"));
     checker.sessions(config, At::root(root).entry("sessions"));
     checker.ejection(config, At::root(root).entry("ejection"));
     checker.access_log(config, At::root(root).entry("logging").entry("access"));
@@ -153,6 +154,36 @@ impl Checker<'_> {
             let at = plugins.item(index);
             names.add(self, &at.entry("name"), &plugin.name);
             self.plugin(plugin, &at);
+            let mut listed = Unique::new("the name");
+            for (index, name) in plugin.upstreams.iter().enumerate() {
+                let at = at.entry("upstreams").item(index);
+                let known = config.upstreams.iter().map(|u| &u.name).chain(config.pools.iter().map(|p| &p.name));
+                if !known.clone().any(|known| known == name) {
+                    let problem = Problem::new(
+                        at.nearest.place,
+                        at.key.as_str(),
+                        format!("no upstream or pool is called {name}"),
+                    );
+                    let like = crate::format::closest(name, known.map(String::as_str));
+                    self.problems.push(problem.with_suggestion(like));
+                }
+                listed.add(self, &at, name);
+            }
+        }
+    }
+
+    fn upstreams(&mut self, config: &Config, upstreams: At<'_>) {
+        let mut names = Unique::new("the name");
+        for (index, upstream) in config.upstreams.iter().enumerate() {
+            let at = upstreams.item(index);
+            let name = at.entry("name");
+            names.add(self, &name, &upstream.name);
+            if config.pools.iter().any(|pool| pool.name == upstream.name) {
+                self.problem(&name, format!("a pool is called {} already", upstream.name));
+            }
+            if upstream.url.tls() && upstream.h2c {
+                self.problem(&at.entry("h2c"), "h2c is HTTP/2 without TLS, and the url is https");
+            }
         }
     }
 

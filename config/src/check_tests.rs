@@ -366,3 +366,38 @@ fn times_of_ejections_agree() {
         ]
     );
 }
+
+#[test]
+fn plugins_call_upstreams_and_pools_that_exist() {
+    let plugin = "[[plugins]]\nname = \"p\"\nwasm = \"builtin:kv-affinity\"\nphase = \"route\"\n";
+    let upstream = "[[upstreams]]\nname = \"auth\"\nurl = \"http://10.0.0.9:80\"\n";
+    let text = format!("{plugin}upstreams = [\"auth\", \"default\"]\n{upstream}{MINIMAL}");
+    assert_eq!(parse(&text).unwrap().plugins[0].upstreams, ["auth", "default"]);
+    assert_eq!(
+        problems_of(&format!(
+            "{plugin}upstreams = [\"aut\", \"auth\", \"auth\"]\nsecret_headers = [\"cookies\"]\n{upstream}"
+        )),
+        [
+            "5:14: plugins[0].upstreams[0]: no upstream or pool is called aut, did you mean `auth`?",
+            "5:29: plugins[0].upstreams[2]: the name auth is already used by plugins[0].upstreams[1]",
+            "6:19: plugins[0].secret_headers[0]: expected \"authorization\" or \"proxy-authorization\" or \"x-api-key\" or \
+             \"cookie\" or \"set-cookie\", did you mean `cookie`?",
+        ]
+    );
+}
+
+#[test]
+fn upstreams_have_names_of_their_own() {
+    assert_eq!(
+        problems_of(
+            "[[upstreams]]\nname = \"default\"\nurl = \"http://a:1\"\n[[upstreams]]\nname = \"b\"\nurl = \"https://b:1\"\nh2c = true\n\
+             [[upstreams]]\nname = \"b\"\nurl = \"http://b:2\"\n[[upstreams]]\nname = \"c\"\nurl = \"http://b:2/x\"\n"
+        ),
+        [
+            "2:8: upstreams[0].name: a pool is called default already",
+            "7:7: upstreams[1].h2c: h2c is HTTP/2 without TLS, and the url is https",
+            "9:8: upstreams[2].name: the name b is already used by upstreams[1].name",
+            "13:7: upstreams[3].url: expected scheme, host and port only, without a path, query or fragment",
+        ]
+    );
+}

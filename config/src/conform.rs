@@ -77,20 +77,17 @@ fn complete(schema: &'static Value, table: Node, names: &HashSet<String>, proble
     complete.then_some(table)
 }
 
-/// A key of this table that is spelled alike, or the place of a key of this very name elsewhere.
+/// The place of a key of this very name elsewhere, or a key of this table that is spelled alike.
 fn meant(schema: &'static Value, name: &str) -> Option<String> {
-    format::closest(name, schema::properties(schema).map(|(known, _)| known)).or_else(|| {
-        let sections = schema::properties(schema::schema());
-        let has_it = |section| {
-            let table = schema::table(section);
-            table.is_some_and(|table| schema::properties(table).any(|(known, _)| known == name))
-        };
-        let mut homes = sections.filter(|(_, section)| has_it(section));
-        match (homes.next(), homes.next()) {
-            (Some((section, _)), None) => Some(format!("{section}.{name}")),
-            _ => None,
-        }
-    })
+    let has_it = |section| {
+        let table = schema::table(section);
+        table.is_some_and(|table| schema::properties(table).any(|(known, _)| known == name))
+    };
+    let mut homes = schema::properties(schema::schema()).filter(|(_, section)| has_it(section));
+    match (homes.next(), homes.next()) {
+        (Some((section, _)), None) => Some(format!("{section}.{name}")),
+        _ => format::closest(name, schema::properties(schema).map(|(known, _)| known)),
+    }
 }
 
 fn has_type(schema: &'static Value, data: &Data) -> bool {

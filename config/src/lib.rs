@@ -26,6 +26,7 @@ mod header_name;
 mod listener;
 mod load;
 mod logging;
+mod named_upstream;
 mod node;
 mod plugin;
 mod pool;
@@ -48,7 +49,8 @@ pub use byte_size::ByteSize;
 pub use header_name::HeaderName;
 pub use listener::{Admin, Listener};
 pub use logging::{AccessLog, Level, LogFormat, Logging, State};
-pub use plugin::{BuiltIn, OnError, Phase, Plugin, PluginSource};
+pub use named_upstream::NamedUpstream;
+pub use plugin::{BuiltIn, OnError, Phase, Plugin, PluginSource, SecretHeader};
 pub use pool::{Pool, Worker, WorkerUrl};
 pub use problem::{Errors, Problem};
 pub use reference::reference;
@@ -84,6 +86,8 @@ pub struct Config {
     /// The plugins in the order in which they run. Absent: the built-in policies `priority-queue`, `session-binding`
     /// and `kv-affinity`; an empty list: none, the native defaults decide.
     pub plugins: Vec<Plugin>,
+    /// Upstreams that plugins may call, besides the pools.
+    pub upstreams: Vec<NamedUpstream>,
     /// When requests wait, how many, and when they are refused.
     pub admission: Admission,
     /// What is known about workers: prefix index, probes, load.
@@ -123,6 +127,7 @@ impl Default for Config {
             admin: Admin::default(),
             pools: Vec::new(),
             plugins: Plugin::built_in_chain(),
+            upstreams: Vec::new(),
             admission: Admission::default(),
             routing: Routing::default(),
             sessions: Sessions::default(),

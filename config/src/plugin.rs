@@ -6,6 +6,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::ByteSize;
+
 /// One Proxy-Wasm plugin of the chain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -43,12 +45,62 @@ pub struct Plugin {
     #[serde(default = "default_log_per_s")]
     #[schemars(range(min = 0, max = 1_000_000))]
     pub log_per_s: u32,
+    /// Largest body that is held for the plugin while it waits, or that it makes of one. A request over it is answered 413; a
+    /// response over it 500, or it breaks off if the client has some of it.
+    #[serde(default = "default_held_body_bytes")]
+    #[schemars(extend("minimum" = 1_024, "maximum" = 4_294_967_296_u64))]
+    pub held_body_bytes: ByteSize,
+    /// Milliseconds the plugin may keep a request or response waiting while no call of it is under way; after that it has
+    /// failed.
+    #[serde(default = "default_pause_timeout_ms")]
+    #[schemars(range(min = 1, max = 3_600_000))]
+    pub pause_timeout_ms: u64,
+    /// Names of the upstreams and pools that the plugin may call.
+    #[serde(default)]
+    #[schemars(inner(length(min = 1, max = 128)))]
+    pub upstreams: Vec<String>,
+    /// Calls to upstreams that one request may have under way in the plugin.
+    #[serde(default = "default_calls_per_request")]
+    #[schemars(range(min = 0, max = 1_024))]
+    pub calls_per_request: u32,
+    /// Calls to upstreams that the plugin may have under way in all.
+    #[serde(default = "default_calls")]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub calls: u32,
+    /// Largest body or message that a call to an upstream may send or get.
+    #[serde(default = "default_call_body_bytes")]
+    #[schemars(extend("maximum" = 1_073_741_824_u64))]
+    pub call_body_bytes: ByteSize,
+    /// Headers that the plugin sees and may write although they let whoever reads them act for the client. Others of them are
+    /// absent to it.
+    #[serde(default)]
+    pub secret_headers: Vec<SecretHeader>,
+    /// Host functions that the plugin may use, by name, such as `proxy_http_call` or WASI's `fd_write`; any other answers that
+    /// it is not allowed. Absent: all.
+    #[schemars(inner(length(min = 1, max = 128)))]
+    pub hostcalls: Option<Vec<String>>,
     /// Crashes in a row of one instance that are a crash loop; a minute without one begins a new row. A generation that
     /// brought the plugin less than a minute before is then taken back for the one before it; otherwise the plugin is
     /// quarantined, and requests are treated as `on_error` says, until a reload or a reset. 0: never.
     #[serde(default = "default_crash_limit")]
     #[schemars(range(min = 0, max = 1000))]
     pub crash_limit: u32,
+}
+
+/// A header that lets whoever reads it act for the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SecretHeader {
+    /// `authorization`
+    Authorization,
+    /// `proxy-authorization`
+    ProxyAuthorization,
+    /// `x-api-key`
+    XApiKey,
+    /// `cookie`
+    Cookie,
+    /// `set-cookie`
+    SetCookie,
 }
 
 /// When a plugin runs.
@@ -125,6 +177,26 @@ fn default_log_per_s() -> u32 {
     1_000
 }
 
+fn default_held_body_bytes() -> ByteSize {
+    ByteSize::mib(64)
+}
+
+fn default_pause_timeout_ms() -> u64 {
+    30_000
+}
+
+fn default_calls_per_request() -> u32 {
+    16
+}
+
+fn default_calls() -> u32 {
+    1_024
+}
+
+fn default_call_body_bytes() -> ByteSize {
+    ByteSize::mib(4)
+}
+
 fn default_crash_limit() -> u32 {
     5
 }
@@ -145,6 +217,14 @@ impl Plugin {
             memory_mib: default_memory_mib(),
             instances: None,
             log_per_s: default_log_per_s(),
+            held_body_bytes: default_held_body_bytes(),
+            pause_timeout_ms: default_pause_timeout_ms(),
+            upstreams: Vec::new(),
+            calls_per_request: default_calls_per_request(),
+            calls: default_calls(),
+            call_body_bytes: default_call_body_bytes(),
+            secret_headers: Vec::new(),
+            hostcalls: None,
             crash_limit: default_crash_limit(),
         }
     }
@@ -168,6 +248,21 @@ impl Plugin {
     /// The plugin's configuration as the JSON text it is given; empty when it has none.
     pub fn config_json(&self) -> String {
         if self.config.is_empty() { String::new() } else { Value::Object(self.config.clone()).to_string() }
+    }
+}
+
+// === impl SecretHeader ===
+
+impl SecretHeader {
+    /// The header's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Authorization => "authorization",
+            Self::ProxyAuthorization => "proxy-authorization",
+            Self::XApiKey => "x-api-key",
+            Self::Cookie => "cookie",
+            Self::SetCookie => "set-cookie",
+        }
     }
 }
 

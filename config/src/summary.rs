@@ -36,6 +36,9 @@ impl Config {
             warnings
                 .push("admission.max_wait_ms is longer than timeouts.total_s, which ends the request first".to_owned());
         }
+        for upstream in self.upstreams.iter().filter(|u| u.url.tls() && !u.verify) {
+            warnings.push(format!("the certificate of the upstream {} is not verified", upstream.name));
+        }
         if self.plugins.is_empty() {
             warnings.push("plugins is empty: the native defaults decide, and session hints bind nothing".to_owned());
         }
@@ -71,6 +74,13 @@ impl Config {
         }
         if self.plugins.is_empty() {
             writeln!(text, "plugin    none")?;
+        }
+        for upstream in &self.upstreams {
+            let protocol = if upstream.h2c { ", h2c" } else { "" };
+            let used: Vec<&str> =
+                self.plugins.iter().filter(|p| p.upstreams.contains(&upstream.name)).map(|p| &*p.name).collect();
+            let used = if used.is_empty() { "no plugin".to_owned() } else { used.join(", ") };
+            writeln!(text, "upstream  {} ({}{protocol}, for {used})", upstream.name, upstream.url)?;
         }
         writeln!(
             text,

@@ -1,0 +1,63 @@
+//! NamedUpstreams that plugins call.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::WorkerUrl;
+
+/// An upstream that plugins may call, besides the pools' workers. A plugin reaches it if its own `upstreams` names it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NamedUpstream {
+    /// Name by which plugins call it; unique, also among the pools.
+    #[schemars(extend("format" = "name"))]
+    pub name: String,
+    /// `http://host:port` or `https://host:port`, without a path.
+    pub url: WorkerUrl,
+    /// Speak HTTP/2 without TLS. With TLS it is agreed on. gRPC needs HTTP/2.
+    #[serde(default)]
+    pub h2c: bool,
+    /// Refuse a certificate that is not valid for `server_name`. For `https` only.
+    #[serde(default = "default_verify")]
+    pub verify: bool,
+    /// Name that is asked for when TLS begins, and that the certificate must have. Absent: the host of `url`.
+    #[schemars(length(min = 1, max = 253))]
+    pub server_name: Option<String>,
+    /// Milliseconds to connect, TLS included.
+    #[serde(default = "default_connect_ms")]
+    #[schemars(range(min = 1, max = 600_000))]
+    pub connect_ms: u64,
+    /// Milliseconds that one call may take in all; a plugin can ask for less. gRPC streams may last longer.
+    #[serde(default = "default_timeout_ms")]
+    #[schemars(range(min = 1, max = 3_600_000))]
+    pub timeout_ms: u64,
+}
+
+fn default_verify() -> bool {
+    true
+}
+
+fn default_connect_ms() -> u64 {
+    1_000
+}
+
+fn default_timeout_ms() -> u64 {
+    10_000
+}
+
+// === impl NamedUpstream ===
+
+impl NamedUpstream {
+    /// An upstream with the defaults of every optional key.
+    pub fn new(name: impl Into<String>, url: WorkerUrl) -> Self {
+        Self {
+            name: name.into(),
+            url,
+            h2c: false,
+            verify: default_verify(),
+            server_name: None,
+            connect_ms: default_connect_ms(),
+            timeout_ms: default_timeout_ms(),
+        }
+    }
+}
