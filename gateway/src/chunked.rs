@@ -4,8 +4,12 @@
 //! part of an extension. Whoever stands before the gateway may read such a body otherwise, and see the next request in a
 //! different place; so nothing but the grammar passes here.
 
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
 /// The longest extension of one chunk that is skipped.
 const EXTENSION_LIMIT: usize = 4096;
+/// The longest trailer section.
+const TRAILERS_LIMIT: usize = 64 * 1024;
 /// Digits of a size: what they can say stays below 2^60.
 const SIZE_DIGITS: u32 = 15;
 
@@ -44,14 +48,16 @@ enum At {
 }
 
 /// Follows one body.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Chunks {
     at: At,
+    /// What stood behind the last chunk, to the end of the empty line.
+    trailers: Vec<u8>,
 }
 
 impl Default for Chunks {
     fn default() -> Self {
-        Self { at: At::Size { digits: 0, value: 0 } }
+        Self { at: At::Size { digits: 0, value: 0 }, trailers: Vec::new() }
     }
 }
 
@@ -73,12 +79,58 @@ impl Chunks {
                 at => {
                     self.at = next(at, *byte)?;
                     used += 1;
+                    if matches!(at, At::TrailerStart | At::Trailer | At::TrailerEnd | At::LastEnd) {
+                        if self.trailers.len() >= TRAILERS_LIMIT {
+                            return Err(BadChunk);
+                        }
+                        self.trailers.push(*byte);
+                    }
                 }
             }
         }
         Ok(used)
     }
 }
+
+impl Chunks {
+    /// The fields of the trailer section, once the body was followed to its end. What frames or routes a message does not
+    /// count where it comes behind it.
+    pub fn trailers(&self) -> HeaderMap {
+        let mut fields = [httparse::EMPTY_HEADER; MAX_TRAILERS];
+        let mut map = HeaderMap::new();
+        if self.at != At::Done {
+            return map;
+        }
+        let Ok(httparse::Status::Complete((_, fields))) = httparse::parse_headers(&self.trailers, &mut fields) else {
+            return map;
+        };
+        for field in fields {
+            if let (Ok(name), Ok(value)) =
+                (HeaderName::from_bytes(field.name.as_bytes()), HeaderValue::from_bytes(field.value))
+                && !NO_TRAILERS.contains(&name)
+            {
+                map.append(name, value);
+            }
+        }
+        map
+    }
+}
+
+/// Most fields of a trailer section; of one with more none is looked at.
+const MAX_TRAILERS: usize = 64;
+/// Fields that mean nothing in trailers (RFC 9110, section 6.5.1).
+const NO_TRAILERS: [HeaderName; 10] = [
+    header::CONTENT_LENGTH,
+    header::TRANSFER_ENCODING,
+    header::HOST,
+    header::CONTENT_ENCODING,
+    header::CONTENT_TYPE,
+    header::CONTENT_RANGE,
+    header::TE,
+    header::TRAILER,
+    header::AUTHORIZATION,
+    header::CONNECTION,
+];
 
 fn next(at: At, byte: u8) -> Result<At, BadChunk> {
     Ok(match (at, byte) {
@@ -141,6 +193,25 @@ mod tests {
         ] {
             assert_eq!(follow(format!("{body}GET / HTTP/1.1\r\n").as_bytes()), Ok(body.len()), "{body:?}");
         }
+    }
+
+    #[test]
+    fn trailers_are_kept_less_those_that_mean_nothing() {
+        let body = b"2\r\nhi\r\n0\r\nX-A: b\r\nx-a: c\r\nContent-Length: 5\r\nX-Raw: \xff\r\n\r\n";
+        for size in 1..=body.len() {
+            let mut chunks = Chunks::default();
+            for part in body.chunks(size) {
+                assert!(chunks.trailers().is_empty(), "not before the end");
+                chunks.follow(part).unwrap();
+            }
+            let trailers = chunks.trailers();
+            let all: Vec<_> = trailers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+            assert_eq!(all, [("x-a", &b"b"[..]), ("x-a", b"c"), ("x-raw", b"\xff")]);
+        }
+        let mut endless = Chunks::default();
+        endless.follow(b"0\r\n").unwrap();
+        let line = format!("x: {}\r\n", "a".repeat(1000));
+        assert_eq!((0..100).find_map(|_| endless.follow(line.as_bytes()).err()), Some(BadChunk));
     }
 
     #[test]

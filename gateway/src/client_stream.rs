@@ -8,6 +8,7 @@
 use crate::chunked::Chunks;
 use async_trait::async_trait;
 use bytes::{Buf, BufMut as _, BytesMut};
+use http::HeaderMap;
 use parking_lot::Mutex;
 use pingora_core::protocols::http::v1::server::HttpSession;
 use pingora_core::protocols::{
@@ -94,7 +95,7 @@ struct Watch {
 }
 
 /// What is being read.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Reading {
     /// Anything, to any length.
     Free,
@@ -156,6 +157,14 @@ impl ClientStream {
     /// From now on a chunked body is read, and no byte behind it.
     pub fn read_chunked(&self) {
         self.inner.get_ref().watch.lock().reading = Reading::Chunked(Chunks::default());
+    }
+
+    /// The trailers of a chunked body that was read to its end.
+    pub fn trailers(&self) -> HeaderMap {
+        match &self.inner.get_ref().watch.lock().reading {
+            Reading::Chunked(chunks) => chunks.trailers(),
+            Reading::Free | Reading::Head(_) => HeaderMap::new(),
+        }
     }
 
     /// From now on anything is read.

@@ -86,7 +86,8 @@ pub fn explain(gateway: &Arc<Gateway>, question: &[u8]) -> Result<Value, String>
             return Ok(json!({"answered_by": &*plugin, "status": response.status}));
         }
         Err(NoPlace::Closed(fault)) => return Ok(json!({"failed_closed": &*fault.plugin})),
-        Err(NoPlace::NoWorker | NoPlace::Busy(..)) => return Ok(json!({"worker": null})),
+        Err(NoPlace::Close(plugin)) => return Ok(json!({"closed_by": &*plugin})),
+        Err(NoPlace::NoWorker | NoPlace::Busy(..) | NoPlace::Paused) => return Ok(json!({"worker": null})),
     };
     policies.finish();
     let decision = &choice.decision;

@@ -2,6 +2,7 @@
 //! from the generation it began with; a reload makes a new one aside and swaps it in at once.
 
 use crate::builtin;
+use crate::callouts::{Callouts, Destinations, PluginPort};
 use crate::fleet_state::{Fleet, FleetSettings};
 use crate::policy::ChainPlugin;
 use crate::policy::chain::Exported;
@@ -23,7 +24,7 @@ use turnstile_fleet::session::SessionOptions;
 use turnstile_fleet::steering::SteeringOptions;
 use turnstile_fleet::turn::UnderstandOptions;
 use turnstile_fleet::worker::{EjectionOptions, LimitOptions};
-use turnstile_plugins::{Plugin, PluginSpec, Runtime, SharedState};
+use turnstile_plugins::{Plugin, PluginSpec, Runtime, SecretHeaders, SharedState};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Rows of a worker that tells no `max_running_requests`.
@@ -83,6 +84,8 @@ pub struct Foundation {
     pub runtime: Runtime,
     /// What plugins share.
     pub shared: Arc<SharedState>,
+    /// What plugins call.
+    pub callouts: Arc<Callouts>,
     /// Seed of tenant and session keys.
     pub seed: u64,
     /// Threads that serve requests.
@@ -151,7 +154,7 @@ pub fn prepare(config: Config, foundation: &Foundation, previous: Option<&Genera
     let workers = worker_settings(&config)?;
     let mut chain = Vec::with_capacity(config.plugins.len());
     for plugin in &config.plugins {
-        chain.push(start_plugin(plugin, foundation, previous)?);
+        chain.push(start_plugin(&config, plugin, foundation, previous)?);
     }
     Ok(Prepared { config: Arc::new(config), chain, workers })
 }
@@ -159,11 +162,12 @@ pub fn prepare(config: Config, foundation: &Foundation, previous: Option<&Genera
 /// What would keep a generation from being built: every secret that cannot be read, every plugin that does not start.
 pub fn problems(config: &Config, foundation: &Foundation) -> Vec<BuildError> {
     let mut problems: Vec<BuildError> = worker_settings(config).err().into_iter().collect();
-    problems.extend(config.plugins.iter().filter_map(|plugin| start_plugin(plugin, foundation, None).err()));
+    problems.extend(config.plugins.iter().filter_map(|plugin| start_plugin(config, plugin, foundation, None).err()));
     problems
 }
 
 fn start_plugin(
+    config: &Config,
     plugin: &turnstile_config::Plugin,
     foundation: &Foundation,
     previous: Option<&Generation>,
@@ -190,12 +194,23 @@ fn start_plugin(
     spec.limits.configure_deadline_ms = plugin.configure_timeout_ms;
     spec.limits.memory_bytes = (plugin.memory_mib as usize) << 20;
     spec.limits.log_lines_per_s = plugin.log_per_s;
+    spec.limits.held_body_bytes = plugin.held_body_bytes.as_usize();
+    spec.limits.callouts_per_stream = plugin.calls_per_request as usize;
+    spec.limits.callouts = plugin.calls as usize;
+    spec.limits.callout_body_bytes = plugin.call_body_bytes.as_usize();
+    spec.hidden_headers =
+        plugin.secret_headers.iter().fold(SecretHeaders::ALL, |hidden, header| hidden.without(header.as_str()));
+    spec.allowed_imports.clone_from(&plugin.hostcalls);
+    let destinations = Destinations::of(config, plugin);
     let same = previous.and_then(|p| p.chain.iter().find(|c| c.name.as_ref() == plugin.name)).filter(|c| {
         let running = c.plugin.spec();
         c.digest == digest
             && running.configuration == spec.configuration
             && running.limits == spec.limits
             && running.shards == spec.shards
+            && running.hidden_headers == spec.hidden_headers
+            && running.allowed_imports == spec.allowed_imports
+            && c.destinations == destinations
     });
     let (started, exported) = match same {
         // It goes on counting where it is, so what was exported of its counts comes along.
@@ -206,12 +221,15 @@ fn start_plugin(
                 let (name, generation) = (refused.plugin, refused.generation);
                 return Err(BuildError::Refused { name, path, generation });
             }
-            let started = Plugin::start(&foundation.runtime, spec, foundation.shared.clone());
+            let port =
+                PluginPort::new(foundation.shared.clone(), Arc::clone(&foundation.callouts), destinations.clone());
+            let started = Plugin::start(&foundation.runtime, spec, port);
             (started.map_err(|error| BuildError::Plugin { path, error })?, Exported::default())
         }
     };
     Ok(ChainPlugin::new(
         (plugin.phase, plugin.on_error(), plugin.crash_limit),
+        (Duration::from_millis(plugin.pause_timeout_ms), destinations),
         started,
         exported,
         digest,

@@ -11,6 +11,7 @@ pub mod admin_client;
 pub mod admission;
 pub mod after;
 pub mod builtin;
+pub mod callouts;
 pub mod chunked;
 pub mod cli;
 pub mod client_stream;

@@ -113,6 +113,8 @@ pub struct Metrics {
     pub plugin_seconds: prometheus::CounterVec,
     /// Faults of plugins by kind.
     pub plugin_faults: IntCounterVec,
+    /// Calls of plugins to upstreams, by result.
+    pub plugin_callouts: IntCounterVec,
     /// Generations taken back, by the plugin that crashed.
     pub plugin_rollbacks: IntCounterVec,
     /// Plugins out of service.
@@ -264,7 +266,7 @@ impl Metrics {
                 "turnstile_attempts_total",
                 "Attempts on workers, by worker and result: ok, client_gone, connect, timeout, broken, protocol (no HTTP, \
                  1xx or 3xx), stuck (taken off a worker on which nothing moves), status_4xx, status_5xx, overloaded, \
-                 error_event, cut, plugin_failed and plugin_answer (ended by a filter that saw the answer's body)",
+                 error_event, cut, plugin_failed, plugin_answer and plugin_close (ended by a filter that saw the answer's body)",
                 &["worker", "result"],
             )?,
             retries: b.counter(
@@ -336,6 +338,11 @@ impl Metrics {
             )?,
             plugin_calls: b.counter("turnstile_plugin_calls_total", "Callbacks run", &["plugin"])?,
             plugin_seconds,
+            plugin_callouts: b.counter(
+                "turnstile_plugin_callouts_total",
+                "Calls that plugins made to upstreams and pools, by result: ok (any status) or failed",
+                &["plugin", "upstream", "result"],
+            )?,
             plugin_faults: b.counter(
                 "turnstile_plugin_faults_total",
                 "Calls into plugins that failed, by kind: trap, deadline, memory, stack, exit, allocator, host (a fault of the \

@@ -77,6 +77,10 @@ pub enum NoPlace {
     Answer(Arc<str>, Box<LocalResponse>),
     /// A policy with `on_error = "closed"` failed.
     Closed(Box<Fault>),
+    /// A policy broke the exchange off.
+    Close(Arc<str>),
+    /// A policy has paused.
+    Paused,
 }
 
 /// What placement needs to know of a turn.
@@ -216,11 +220,15 @@ pub fn choose(
         Arc::clone(&builtin),
     );
     // A retry decides anew; what the admit phase wrote stays.
-    policies.env.decision.route = Default::default();
+    if !policies.resumes(Phase::Route) {
+        policies.env.decision.route = Default::default();
+    }
     match policies.run(Phase::Route, &builtin) {
         Verdict::Go => {}
         Verdict::Answer { plugin, response } => return Err(NoPlace::Answer(plugin, response)),
         Verdict::Closed(fault) => return Err(NoPlace::Closed(fault)),
+        Verdict::Close(plugin) => return Err(NoPlace::Close(plugin)),
+        Verdict::Paused => return Err(NoPlace::Paused),
     }
     let mut decision = policies.env.decision.clone();
     let followed = decision.settle(&builtin, &input, &generation.decide);

@@ -5,7 +5,7 @@ use crate::content_encoding::{Coding, Undecoded, decode};
 use crate::errors::{Kind, Refusal};
 use crate::headers::expects_continue;
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, Version, header};
+use http::{HeaderMap, HeaderValue, Version, header};
 use pingora_core::protocols::http::ServerSession;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -79,8 +79,7 @@ impl Drop for Held {
 pub async fn read(session: &mut ServerSession, limits: BodyLimits, held: &mut Held) -> Result<Bytes, Refusal> {
     let head = session.req_header();
     let coding = Coding::of(&head.headers, limits.decoding)?;
-    let declared = head.headers.get(header::CONTENT_LENGTH);
-    let declared = declared.and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<usize>().ok());
+    let declared = declared(session);
     if declared.is_some_and(|n| n > limits.bytes) {
         return Err(too_large(limits));
     }
@@ -91,7 +90,7 @@ pub async fn read(session: &mut ServerSession, limits: BodyLimits, held: &mut He
     }
     let body = match direct {
         Some(length) => read_direct(session, limits, length, held).await?,
-        None => read_raw(session, limits, declared, held).await?,
+        None => Pieces::new(declared, limits).read_all(session, held).await?,
     };
     let Some(coding) = coding else { return Ok(body) };
     let body = decode(coding, body, limits.bytes).await.map_err(|why| match why {
@@ -182,48 +181,132 @@ fn too_slow(limits: BodyLimits, paused: bool) -> Refusal {
     Refusal::new(Kind::RequestTimeout, format!("the request body {why}"))
 }
 
-fn too_large(limits: BodyLimits) -> Refusal {
+/// The refusal of a body over the limit.
+pub fn too_large(limits: BodyLimits) -> Refusal {
     let most = limits.bytes;
     Refusal::new(Kind::TooLarge, format!("the request body is larger than limits.body_bytes = {most} bytes"))
 }
 
-async fn read_raw(
-    session: &mut ServerSession,
+/// The length that the head declares.
+fn declared(session: &ServerSession) -> Option<usize> {
+    let declared = session.req_header().headers.get(header::CONTENT_LENGTH);
+    declared.and_then(|v| v.to_str().ok()).and_then(|v| v.parse::<usize>().ok())
+}
+
+/// Whether the head says that no body follows it.
+pub fn is_empty(session: &mut ServerSession) -> bool {
+    match session {
+        // pingora is not asked: it would take the reading of the body into its hands.
+        ServerSession::H1(h1) => {
+            !h1.req_header().headers.contains_key(header::TRANSFER_ENCODING) && declared(session).unwrap_or(0) == 0
+        }
+        session => session.is_body_empty(),
+    }
+}
+
+/// Reads a body piece by piece, within its limits.
+pub struct Pieces {
     limits: BodyLimits,
     declared: Option<usize>,
-    held: &mut Held,
-) -> Result<Bytes, Refusal> {
-    let mut first: Option<Bytes> = None;
-    let mut joined = BytesMut::new();
-    let end = Instant::now() + limits.total;
-    loop {
+    so_far: usize,
+    end: Instant,
+}
+
+// === impl Pieces ===
+
+impl Pieces {
+    fn new(declared: Option<usize>, limits: BodyLimits) -> Self {
+        Self { limits, declared, so_far: 0, end: Instant::now() + limits.total }
+    }
+
+    /// Begins to read a body without an encoding. Answers `Expect: 100-continue`, since nothing else would.
+    ///
+    /// # Errors
+    /// 413 for a body that is announced over the limit, 499 when the client left.
+    pub async fn begin(session: &mut ServerSession, limits: BodyLimits) -> Result<Self, Refusal> {
+        let declared = declared(session);
+        if declared.is_some_and(|n| n > limits.bytes) {
+            return Err(too_large(limits));
+        }
+        let head = session.req_header();
+        let waits = head.version != Version::HTTP_10 && expects_continue(&head.headers);
+        if waits && !session.is_body_done() {
+            session.write_continue_response().await.map_err(|e| gone(&e))?;
+        }
+        Ok(Self::new(declared, limits))
+    }
+
+    /// The next piece as it came; nothing at the end.
+    ///
+    /// # Errors
+    /// As [`read`], less what is about encodings.
+    pub async fn next(&mut self, session: &mut ServerSession, held: &mut Held) -> Result<Option<Bytes>, Refusal> {
+        let (limits, end) = (self.limits, self.end);
         let pause = Instant::now() + limits.pause;
         let piece = match timeout_at(pause.min(end), session.read_request_body()).await {
             Ok(Ok(Some(piece))) => piece,
-            Ok(Ok(None)) => break,
+            Ok(Ok(None)) => return Ok(None),
             Ok(Err(_)) if breaks_chunks(session) => {
                 return Err(Refusal::new(Kind::BadRequest, "the request body breaks its chunked coding").closing());
             }
             Ok(Err(error)) => return Err(gone(&error)),
             Err(_) => return Err(too_slow(limits, pause < end)),
         };
-        let so_far = first.as_ref().map_or(joined.len(), Bytes::len);
-        if so_far.saturating_add(piece.len()) > limits.bytes {
+        self.so_far = self.so_far.saturating_add(piece.len());
+        if self.so_far > limits.bytes {
             return Err(too_large(limits));
         }
         held.grow(piece.len(), limits)?;
-        // One piece is kept as it came; only a body in several pieces is joined.
-        match (first.take(), joined.is_empty()) {
-            (None, true) => first = Some(piece),
-            (Some(head), _) => {
-                joined.reserve(declared.unwrap_or(0).max(head.len() + piece.len()));
-                joined.extend_from_slice(&head);
-                joined.extend_from_slice(&piece);
-            }
-            (None, false) => joined.extend_from_slice(&piece),
-        }
+        Ok(Some(piece))
     }
-    Ok(first.unwrap_or_else(|| joined.freeze()))
+
+    async fn read_all(mut self, session: &mut ServerSession, held: &mut Held) -> Result<Bytes, Refusal> {
+        let mut first: Option<Bytes> = None;
+        let mut joined = BytesMut::new();
+        while let Some(piece) = self.next(session, held).await? {
+            // One piece is kept as it came; only a body in several pieces is joined.
+            match (first.take(), joined.is_empty()) {
+                (None, true) => first = Some(piece),
+                (Some(head), _) => {
+                    joined.reserve(self.declared.unwrap_or(0).max(head.len() + piece.len()));
+                    joined.extend_from_slice(&head);
+                    joined.extend_from_slice(&piece);
+                }
+                (None, false) => joined.extend_from_slice(&piece),
+            }
+        }
+        Ok(first.unwrap_or_else(|| joined.freeze()))
+    }
+}
+
+/// The most of a body that is read only to be thrown away, and the longest that it is waited for.
+const DRAIN_BYTES: usize = 64 * 1024;
+const DRAIN_TIME: Duration = Duration::from_secs(1);
+
+/// Reads what is left of a body that nobody wants, if that is little, so that another request can follow on the connection.
+/// Where it is more, or a client waits to be asked for it, the connection is of no more use.
+pub async fn drain(session: &mut ServerSession) {
+    let too_much = declared(session).is_some_and(|n| n > DRAIN_BYTES);
+    if too_much || expects_continue(&session.req_header().headers) || session.is_body_done() {
+        return;
+    }
+    let read = async {
+        let mut left = DRAIN_BYTES;
+        while let Ok(Some(piece)) = session.read_request_body().await {
+            match left.checked_sub(piece.len()) {
+                Some(rest) => left = rest,
+                None => break,
+            }
+        }
+    };
+    let _ = tokio::time::timeout(DRAIN_TIME, read).await;
+}
+
+/// The trailers of a body that was read to its end, if it has any. pingora passes those of HTTP/2 over.
+pub fn trailers(session: &ServerSession) -> Option<HeaderMap> {
+    let ServerSession::H1(session) = session else { return None };
+    let trailers = ClientStream::of(session)?.trailers();
+    (!trailers.is_empty()).then_some(trailers)
 }
 
 fn breaks_chunks(session: &ServerSession) -> bool {

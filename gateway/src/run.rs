@@ -2,6 +2,7 @@
 
 use crate::access_log::AccessLog;
 use crate::admin::Admin;
+use crate::callouts::Callouts;
 use crate::edge::Edge;
 use crate::fleet_state::Fleet;
 use crate::gateway::Gateway;
@@ -109,6 +110,7 @@ impl Running {
         let side_queue = usize::try_from(prepared.config().limits.side_queue).unwrap_or(usize::MAX);
         let fleet = Arc::new(Fleet::new(Arc::clone(&metrics), settings, side_queue));
         let generation = prepared.commit(1, &foundation, &fleet);
+        foundation.callouts.attach(&fleet);
         let mut tasks = JoinSet::new();
         if let Some(state) = &state {
             let (found, orphans) = {
@@ -208,6 +210,7 @@ impl Running {
         }
         self.cut_turns().await;
         self.tasks.shutdown().await;
+        gateway.foundation.callouts.stop().await;
         let last = match &self.state {
             Some(state) => Some(state.last(&gateway.fleet).await),
             None => None,
@@ -283,6 +286,7 @@ async fn expire(gateway: Arc<Gateway>) {
         gateway.fleet.sessions.expire();
         crate::drain::sweep(&gateway.fleet);
         gateway.fleet.sweep();
+        gateway.foundation.callouts.sweep();
     }
 }
 
@@ -295,7 +299,8 @@ impl Foundation {
         let runtime = Runtime::new(RuntimeOptions { cache_dir: cache_dir(config), ..RuntimeOptions::default() })?;
         let seed = u64::try_from(crate::request_id::random_u128() >> 64).unwrap_or_default();
         let shared = Arc::new(SharedState::default());
-        Ok(Self { runtime, shared, seed, threads: thread_count(config), refused: RefusedModules::default() })
+        let (threads, callouts) = (thread_count(config), Callouts::new());
+        Ok(Self { runtime, shared, callouts, seed, threads, refused: RefusedModules::default() })
     }
 }
 

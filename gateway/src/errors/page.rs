@@ -81,7 +81,7 @@ another gateway, another worker or the end of the turn that runs may serve the n
 
 Once the filters have seen a request, they see its answer, whoever gives it: the gateway's refusals and workers' errors pass
 `on_response_headers` and `on_response_body` in the shape that goes to the client, as local replies do in Envoy. A filter that
-answers by itself is seen by the filters before it, and not by itself or those behind it. An answer that takes the place of one
+answers by itself is seen by itself and by the filters before it, and not by those behind it. An answer that takes the place of one
 whose headers the filters have seen (a worker's that broke off while it was held, a filter's own to a response) is not shown
 again. `on_log` and `on_done` run once for each request whose filters started, whatever became of it; without an answer (the
 client left) there is no `response.code`.

@@ -1,16 +1,16 @@
 //! One attempt on one worker, from the open of its session to the end of its answer.
 
 use super::session_turn::{Sent, SessionTurn};
-use super::turn::{TurnInProgress, answer, left};
+use super::turn::{TurnInProgress, left};
 use super::{Connection, Exchange, give_up};
 use crate::after;
 use crate::errors::{Kind, Refusal};
 use crate::filters::FilterVerdict;
-use crate::forward::AttemptFault;
 use crate::forward::forwarded::Origin;
 use crate::forward::open::{Opened, Outgoing, Watch, open, streams};
 use crate::forward::relay::{Ending, LateHeaders, RelayLimits, Relayed, ResponseFilter, Stop, relay};
 use crate::forward::request::{Framing, Onward, for_client, for_worker};
+use crate::forward::{AttemptFault, client_gone};
 use crate::placement::{self, Placed};
 use crate::request_id::random_hex;
 use crate::upstream::{Head, Target};
@@ -24,14 +24,13 @@ use turnstile_fleet::observe::{Observation, Observer};
 use turnstile_fleet::route::Route;
 use turnstile_fleet::session::{AttemptEnd, ContextNote, Refused, SessionMode, Usage};
 use turnstile_fleet::turn::{Turn, UpstreamPlan};
-use turnstile_plugins::LocalResponse;
 
 /// What came of an attempt.
 pub(super) enum Attempted {
     /// The client has its answer, or as much of it as there was.
     Answered(Connection),
-    /// A filter answers in the worker's place. Nothing reached the client.
-    Filtered(Box<LocalResponse>),
+    /// A filter ends it, or answers in the worker's place. Nothing reached the client.
+    Filtered(FilterVerdict),
     /// Nothing reached the client.
     Again {
         /// What went wrong.
@@ -70,6 +69,9 @@ impl<'a, 'b> Attempt<'a, 'b> {
             let fault = AttemptFault::Connect { reason, timeout: false, sent: false };
             return Ok(Attempted::Again { fault, replayable: true });
         };
+        if let Some(filters) = &mut self.progress.exchange.filters {
+            filters.placed(&worker.settings().pool, target.peer._address.to_string());
+        }
         self.session.open(&worker).await;
         self.note(&worker);
 
@@ -232,15 +234,12 @@ impl<'a, 'b> Attempt<'a, 'b> {
         }
         let protocol = self.progress.turn.route.protocol();
         if let Some(filters) = &mut self.progress.exchange.filters {
-            match filters.response_headers(&mut head).await {
+            let bodiless = opened.ended && opened.pending.is_empty();
+            match filters.response_headers(&mut head, bodiless, client_gone(client)).await {
                 FilterVerdict::Go => {}
-                FilterVerdict::Answer(response) => {
+                verdict => {
                     self.session.end(AttemptEnd::Cut);
-                    return answer(client, self.progress.exchange, &response, protocol).await.map(Attempted::Answered);
-                }
-                FilterVerdict::Failed(refusal) => {
-                    self.session.end(AttemptEnd::Cut);
-                    return Err(refusal);
+                    return Ok(Attempted::Filtered(verdict));
                 }
             }
         }
@@ -346,10 +345,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
                     record.error = Some(Kind::Plugin.row().code).filter(|_| matches!(stop, Stop::Failed(_)));
                     return Ok(Attempted::Answered(Connection::Cut));
                 }
-                match stop {
-                    Stop::Failed(words) => Err(Refusal::new(Kind::Plugin, words.as_str())),
-                    Stop::Answers(response) => Ok(Attempted::Filtered(response.clone())),
-                }
+                Ok(Attempted::Filtered(stop.clone().into()))
             }
             Ending::Cut(reason) | Ending::Timeout(reason) => {
                 opened.session.shutdown().await;

@@ -129,13 +129,16 @@ pub(super) async fn tell_broken(
     let (kind, why) = match ending {
         Ending::Timeout(_) => (Kind::BrokenOff, "it took too long"),
         Ending::Filter(Stop::Failed(words)) => (Kind::Plugin, words.as_str()),
-        Ending::Filter(Stop::Answers(_)) => (Kind::BrokenOff, "a filter ended it"),
+        Ending::Filter(Stop::Answers(_) | Stop::Closes) => (Kind::BrokenOff, "a filter ended it"),
         _ => (Kind::BrokenOff, "the connection to the worker was lost"),
     };
     let event = Refusal::new(kind, format!("the answer broke off: {why}")).event(protocol);
     let event: Bytes = match filter {
         // Without a filter that has to see it, it may not pass.
-        Some(filter) => filter.chunk(event, true).unwrap_or_default(),
+        Some(filter) => match tokio::time::timeout(LAST_WORDS, filter.chunk(event, true)).await {
+            Ok(event) => event.unwrap_or_default(),
+            Err(_) => Bytes::new(),
+        },
         None => event,
     };
     if !event.is_empty() {

@@ -4,7 +4,8 @@
 use super::{Connection, Exchange};
 use crate::errors::{Kind, Refusal};
 use crate::filters::FilterVerdict;
-use crate::forward::relay::{ResponseFilter, Stop};
+use crate::forward::client_gone;
+use crate::forward::relay::ResponseFilter;
 use bytes::Bytes;
 use http::header;
 use pingora_core::protocols::http::ServerSession;
@@ -67,16 +68,23 @@ impl Reply {
     ) -> pingora_core::Result<Connection> {
         if let Some(filters) = exchange.filters.as_mut() {
             if filters.takes_answer() {
-                match filters.response_headers(&mut self.head).await {
-                    FilterVerdict::Go => match filters.response_body().chunk(self.body.clone(), true) {
+                let gone = client_gone(client);
+                let mut verdict = filters.response_headers(&mut self.head, self.body.is_empty(), gone).await;
+                if matches!(verdict, FilterVerdict::Go) && !self.body.is_empty() {
+                    match filters.response_body().chunk(self.body.clone(), true).await {
                         Ok(body) => self.body = body,
-                        Err(Stop::Failed(words)) => {
-                            self = Self::refusal(&Refusal::new(Kind::Plugin, words), protocol)?.readable_by(client)?;
-                        }
-                        Err(Stop::Answers(response)) => self = Self::plugin(&response)?,
-                    },
+                        Err(stop) => verdict = stop.into(),
+                    }
+                }
+                match verdict {
+                    FilterVerdict::Go => {}
                     FilterVerdict::Answer(response) => self = Self::plugin(&response)?,
+                    FilterVerdict::Failed(refusal) if refusal.kind == Kind::ClientGone => return Ok(Connection::Cut),
                     FilterVerdict::Failed(refusal) => self = Self::refusal(&refusal, protocol)?.readable_by(client)?,
+                    FilterVerdict::Close => {
+                        exchange.record.end = "plugin_close";
+                        return Ok(Connection::Cut);
+                    }
                 }
             }
             filters.answered(&self.head);

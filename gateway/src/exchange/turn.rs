@@ -7,13 +7,13 @@ use super::{Connection, Exchange, give_up};
 use crate::admission::{Permit, Refused, Wish};
 use crate::clock::now_ms;
 use crate::errors::{Kind, Refusal};
-use crate::filters::{FilterRun, FilterVerdict};
+use crate::filters::{FilterEnv, FilterRun, FilterVerdict};
 use crate::forward::{AttemptFault, client_gone};
 use crate::gateway::Gateway;
 use crate::generation::PoolRuntime;
 use crate::placement::{self, NoPlace, Placed, Request};
 use crate::policy::{EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
-use crate::request_body::{self, Held};
+use crate::request_body::{self, BodyLimits, Held};
 use crate::sessions::Waiter;
 use bytes::Bytes;
 use http::request::Parts as ReqParts;
@@ -28,7 +28,7 @@ use turnstile_fleet::hints::SessionAction as AskedAction;
 use turnstile_fleet::route::{Protocol, Route};
 use turnstile_fleet::session::{Busy, SessionAction};
 use turnstile_fleet::turn::{Turn, understand};
-use turnstile_plugins::LocalResponse;
+use turnstile_plugins::{Fault, LocalResponse};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// How long a turn waits for one that runs with `sessions.busy = "refuse"`, ms.
@@ -54,21 +54,30 @@ pub(super) async fn serve(
     let generation = Arc::clone(&exchange.generation);
     // The body is there, in one form or another, until the turn is over.
     let mut held = Held::new(&gateway.bodies);
-    let mut body = request_body::read(client, generation.body, &mut held).await?;
-    let mut head = request_head(client, &exchange.record.request_id);
     let mut route = route;
-    if generation.has_filters {
-        let run = exchange.filters.insert(FilterRun::new(gateway, &generation, head.clone(), body));
-        match run.request().await {
-            FilterVerdict::Go => {}
-            FilterVerdict::Answer(response) => return answer(client, exchange, &response, route.protocol()).await,
-            FilterVerdict::Failed(refusal) => return Err(refusal),
+    let (head, body) = if generation.has_filters {
+        // The body is read by what the head says, so that stays where it is.
+        let headers = client.req_header().headers.clone();
+        let mut env = FilterEnv::new(request_head(client, headers, &exchange.record.request_id));
+        env.route = route.name();
+        env.local = client.server_addr().and_then(|address| address.as_inet().copied());
+        let run = exchange.filters.insert(FilterRun::new(gateway, &generation, env));
+        match through_filters(run, client, generation.body, &mut held).await {
+            Ok(body) => {
+                let head = run.changed_head();
+                let path = String::from_utf8_lossy(&head.path).into_owned();
+                route = Route::from_path(path.split('?').next().unwrap_or_default()).ok_or_else(|| {
+                    Refusal::new(Kind::NotFound, "a filter rewrote the path to one that is not served")
+                })?;
+                (head, body)
+            }
+            Err(verdict) => return ended_by_filter(client, exchange, verdict, route.protocol()).await,
         }
-        (head, body) = run.changed_request();
-        let path = String::from_utf8_lossy(&head.path).into_owned();
-        route = Route::from_path(path.split('?').next().unwrap_or_default())
-            .ok_or_else(|| Refusal::new(Kind::NotFound, "a filter rewrote the path to one that is not served"))?;
-    }
+    } else {
+        let body = request_body::read(client, generation.body, &mut held).await?;
+        let headers = take_headers(client.req_header_mut());
+        (request_head(client, headers, &exchange.record.request_id), body)
+    };
     let turn = match understand(route, &head.headers, body, &generation.understand) {
         Ok(turn) => Arc::new(turn),
         Err(error) => {
@@ -117,26 +126,62 @@ pub(super) async fn serve(
     let facts = Arc::new(TurnFacts { turn: Arc::clone(&turn), prompt_tokens, action, number, head });
     let env = PolicyEnv::new(Arc::clone(&facts), session, Arc::clone(&gateway.store));
     let policies =
-        TurnPolicies::new(Arc::clone(&generation.chain), env, gateway.next_shard(), Arc::clone(&gateway.metrics));
+        TurnPolicies::new(Arc::clone(&generation.chain), env, gateway.next_shard(), Arc::clone(&gateway.metrics))
+            .waiting();
     let mut progress = TurnInProgress { gateway, exchange, turn, facts, policies, pool, action };
     let served = progress.run(client).await;
     progress.finish(&served);
     served
 }
 
-fn request_head(client: &mut ServerSession, request_id: &str) -> RequestHead {
+/// The request's head and body on their way through the filters: what is left of the body.
+async fn through_filters(
+    run: &mut FilterRun,
+    client: &mut ServerSession,
+    limits: BodyLimits,
+    held: &mut Held,
+) -> Result<Bytes, FilterVerdict> {
+    let bodiless = request_body::is_empty(client);
+    match run.request_headers(client, bodiless).await {
+        FilterVerdict::Go if bodiless => Ok(Bytes::new()),
+        FilterVerdict::Go => run.request_body(client, limits, held).await,
+        verdict => Err(verdict),
+    }
+}
+
+/// What becomes of an exchange that does not go on because of its filters.
+async fn ended_by_filter(
+    client: &mut ServerSession,
+    exchange: &mut Exchange,
+    verdict: FilterVerdict,
+    protocol: Protocol,
+) -> Result<Connection, Refusal> {
+    if !matches!(verdict, FilterVerdict::Close) {
+        request_body::drain(client).await;
+    }
+    match verdict {
+        FilterVerdict::Answer(response) => answer(client, exchange, &response, protocol).await,
+        FilterVerdict::Failed(refusal) => Err(refusal),
+        FilterVerdict::Close | FilterVerdict::Go => {
+            exchange.record.end = "plugin_close";
+            Ok(Connection::Cut)
+        }
+    }
+}
+
+fn request_head(client: &ServerSession, headers: HeaderMap, request_id: &str) -> RequestHead {
     let (protocol, peer) = (if client.is_http2() { "HTTP/2" } else { "HTTP/1.1" }, client.client_addr());
     let peer = peer.and_then(|a| a.as_inet().copied());
-    let head = client.req_header_mut();
+    let head = client.req_header();
     let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
     let path = Bytes::copy_from_slice(path.as_bytes());
-    let authority = head.headers.get(header::HOST).map(|h| Bytes::copy_from_slice(h.as_bytes()));
+    let authority = headers.get(header::HOST).map(|h| Bytes::copy_from_slice(h.as_bytes()));
     let authority = authority.or_else(|| head.uri.authority().map(|a| Bytes::copy_from_slice(a.as_str().as_bytes())));
     RequestHead {
         method: head.method.clone(),
         path,
         authority: authority.unwrap_or_default(),
-        headers: Arc::new(take_headers(head)),
+        headers: Arc::new(headers),
         request_id: Arc::from(request_id),
         peer,
         protocol,
@@ -190,8 +235,13 @@ pub(super) async fn answer(
 ) -> Result<Connection, Refusal> {
     exchange.record.end = "plugin_answer";
     exchange.record.reason = Some(response.details.clone());
+    if let Some(filters) = &mut exchange.filters {
+        filters.answers_locally(response.details.clone());
+    }
     let reply = Reply::plugin(response).map_err(|_| left())?;
-    reply.send(client, exchange, protocol, false).await.map_err(|_| left())
+    // A body that was not read to its end makes the connection useless.
+    let close = !request_body::is_read(client);
+    reply.send(client, exchange, protocol, close).await.map_err(|_| left())
 }
 
 impl TurnInProgress<'_> {
@@ -201,7 +251,7 @@ impl TurnInProgress<'_> {
 
     async fn run(&mut self, client: &mut ServerSession) -> Result<Connection, Refusal> {
         let generation = Arc::clone(&self.exchange.generation);
-        let wish = match self.admit(&generation)? {
+        let wish = match self.admit(client, &generation).await? {
             Ok(wish) => wish,
             Err(response) => return answer(client, self.exchange, &response, self.turn.route.protocol()).await,
         };
@@ -227,9 +277,9 @@ impl TurnInProgress<'_> {
                 Err(NoPlace::Answer(_, response)) => {
                     return answer(client, self.exchange, &response, self.turn.route.protocol()).await;
                 }
-                Err(NoPlace::Closed(fault)) => {
-                    return Err(Refusal::new(Kind::Plugin, format!("the policy {} failed", fault.plugin)));
-                }
+                Err(NoPlace::Closed(fault)) => return Err(failed_closed(&fault)),
+                Err(NoPlace::Close(plugin)) => return Err(closed_by(&plugin)),
+                Err(NoPlace::Paused) => return Err(Refusal::new(Kind::Internal, "a policy has paused")),
                 Err(NoPlace::Busy(_, why)) => return Err(session_busy(why)),
             };
             // From here the worker's own count holds the place.
@@ -238,8 +288,8 @@ impl TurnInProgress<'_> {
             let worker = placed.flight.worker().cloned();
             let replayable = match Attempt::new(self, placed, retries.made()).run(client).await? {
                 Attempted::Answered(connection) => return Ok(connection),
-                Attempted::Filtered(response) => {
-                    return answer(client, self.exchange, &response, self.turn.route.protocol()).await;
+                Attempted::Filtered(verdict) => {
+                    return ended_by_filter(client, self.exchange, verdict, self.turn.route.protocol()).await;
                 }
                 Attempted::Again { fault, replayable } => {
                     self.exchange.record.faults.push(fault.reason());
@@ -264,8 +314,9 @@ impl TurnInProgress<'_> {
     }
 
     /// Runs the admit-phase policies and makes the wish for the queue.
-    fn admit(
+    async fn admit(
         &mut self,
+        client: &mut ServerSession,
         generation: &Arc<crate::generation::Generation>,
     ) -> Result<Result<Wish, Box<LocalResponse>>, Refusal> {
         let input = RouteInput {
@@ -279,11 +330,18 @@ impl TurnInProgress<'_> {
         let builtin: Arc<Decision> =
             Arc::new(decide(&input, &placement::order_input(&self.turn), &session, &generation.decide));
         self.policies.env.set_builtin(Arc::clone(&builtin));
-        match self.policies.run(Phase::Admit, &builtin) {
-            Verdict::Go => {}
-            Verdict::Answer { response, .. } => return Ok(Err(response)),
-            Verdict::Closed(fault) => {
-                return Err(Refusal::new(Kind::Plugin, format!("the policy {} failed", fault.plugin)));
+        loop {
+            let verdict = match self.policies.run(Phase::Admit, &builtin) {
+                Verdict::Go => break,
+                Verdict::Paused => self.policies.wait(&builtin, client_gone(client)).await.ok_or_else(left)?,
+                verdict => verdict,
+            };
+            match verdict {
+                // The policies behind the one that has paused.
+                Verdict::Go | Verdict::Paused => {}
+                Verdict::Answer { response, .. } => return Ok(Err(response)),
+                Verdict::Closed(fault) => return Err(failed_closed(&fault)),
+                Verdict::Close(plugin) => return Err(closed_by(&plugin)),
             }
         }
         let queue = &self.policies.env.decision.queue;
@@ -351,6 +409,15 @@ impl TurnInProgress<'_> {
                         // Somebody else may use the place while this turn waits for its session.
                         *permit = None;
                         (key, why)
+                    }
+                    Err(NoPlace::Paused) => {
+                        let builtin = self.policies.env.builtin().unwrap_or_default();
+                        match self.policies.wait(&builtin, client_gone(client)).await.ok_or_else(left)? {
+                            Verdict::Go | Verdict::Paused => continue,
+                            Verdict::Answer { plugin, response } => return Ok(Err(NoPlace::Answer(plugin, response))),
+                            Verdict::Closed(fault) => return Ok(Err(NoPlace::Closed(fault))),
+                            Verdict::Close(plugin) => return Ok(Err(NoPlace::Close(plugin))),
+                        }
                     }
                     placed => return Ok(placed),
                 }
@@ -437,6 +504,15 @@ fn session_busy(why: Busy) -> Refusal {
         Busy::Room => "sessions that make room for it are not closed yet",
     };
     Refusal::new(Kind::SessionBusy, format!("the session is busy: {cause}")).with_retry_after(1)
+}
+
+fn failed_closed(fault: &Fault) -> Refusal {
+    Refusal::new(Kind::Plugin, format!("the policy {} failed", fault.plugin))
+}
+
+/// The connection ends without an answer, as when the client leaves.
+fn closed_by(plugin: &str) -> Refusal {
+    Refusal::new(Kind::ClientGone, format!("the policy {plugin} closed the stream"))
 }
 
 /// A refusal that says the client left, for callers that only know that.

@@ -8,7 +8,8 @@ use crate::upstream::describe;
 use crate::workers::Worker;
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt;
-use http::header;
+use futures::future::BoxFuture;
+use http::{HeaderMap, header};
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::client::HttpSession;
 use pingora_http::ResponseHeader;
@@ -48,6 +49,7 @@ impl Ending {
             Self::Timeout(_) => ("timeout", "timeout"),
             Self::Filter(Stop::Failed(_)) => ("plugin_failed", "plugin_failed"),
             Self::Filter(Stop::Answers(_)) => ("plugin_answer", "plugin_answer"),
+            Self::Filter(Stop::Closes) => ("plugin_close", "plugin_close"),
         }
     }
 }
@@ -59,6 +61,8 @@ pub enum Stop {
     Failed(String),
     /// It answers in the worker's place, which it can as long as nothing has reached the client.
     Answers(Box<LocalResponse>),
+    /// It breaks the exchange off.
+    Closes,
 }
 
 impl fmt::Display for Stop {
@@ -66,17 +70,30 @@ impl fmt::Display for Stop {
         match self {
             Self::Failed(words) => f.write_str(words),
             Self::Answers(response) => write!(f, "a filter answered with {}", response.status),
+            Self::Closes => f.write_str("a filter closed the stream"),
         }
     }
 }
 
-/// What a response-side filter does with a chunk.
+/// What filters do with the body of an answer.
 pub trait ResponseFilter: Send {
-    /// Sees and may change a chunk of the body; `end` marks the last.
+    /// Sees and may change a chunk of the body; `end` marks the last. What comes out may be held back in part.
     ///
     /// # Errors
     /// The answer ends here. What comes after that is seen by the filters in front of the one that ended it only.
-    fn chunk(&mut self, chunk: Bytes, end: bool) -> Result<Bytes, Stop>;
+    fn chunk(&mut self, chunk: Bytes, end: bool) -> BoxFuture<'_, Result<Bytes, Stop>>;
+
+    /// Resolves when something that was held back may go on. May be given up at any time.
+    ///
+    /// # Errors
+    /// As [`ResponseFilter::chunk`].
+    fn released(&mut self) -> BoxFuture<'_, Result<Bytes, Stop>>;
+
+    /// Sees the trailers. What comes out was held back until then.
+    ///
+    /// # Errors
+    /// As [`ResponseFilter::chunk`].
+    fn trailers(&mut self, trailers: HeaderMap) -> BoxFuture<'_, Result<Bytes, Stop>>;
 }
 
 /// Time limits of the relay.
@@ -208,12 +225,23 @@ async fn relay_inner(
         if !opened.ended {
             // The first event is in hand already when a stream begins: take what is ready beside it, but do not wait.
             let wait = writer.holds || writer.head.is_none() || out.is_empty();
-            match read_ready(client, &mut opened.session, &mut opened.observer, &mut out, wait).await {
-                Ok(ended) => {
+            match read_ready(client, &mut opened.session, &mut opened.observer, &mut out, wait, filter).await {
+                Ok(Ready::Chunks { ended }) => {
                     opened.ended = ended;
                     worker.note_heard();
                 }
-                Err(Ending::ClientGone) => return Ending::ClientGone,
+                Ok(Ready::Released(chunk)) => {
+                    if !chunk.is_empty() {
+                        if let (Some(head), Some(observer)) = (&mut writer.head, &opened.observer) {
+                            late(observer, head);
+                        }
+                        if let Err(ending) = writer.write(client, chunk, false).await {
+                            return ending;
+                        }
+                    }
+                    continue;
+                }
+                Err(ending @ (Ending::ClientGone | Ending::Filter(_))) => return ending,
                 Err(ending) => broken = Some(ending),
             }
         }
@@ -233,9 +261,9 @@ async fn relay_inner(
             let end = opened.ended && broken.is_none();
             let joined = join(&mut out);
             let chunk = match filter {
-                Some(filter) => match filter.chunk(joined, end) {
+                Some(filter) => match filtered(client, opened, filter, joined, end).await {
                     Ok(chunk) => chunk,
-                    Err(stop) => return Ending::Filter(stop),
+                    Err(ending) => return ending,
                 },
                 None => joined,
             };
@@ -263,6 +291,31 @@ async fn relay_inner(
     }
 }
 
+/// A chunk as the filters leave it. Behind the last one they see the trailers, if there are any.
+async fn filtered(
+    client: &mut ServerSession,
+    opened: &mut Opened,
+    filter: &mut Box<dyn ResponseFilter + '_>,
+    chunk: Bytes,
+    end: bool,
+) -> Result<Bytes, Ending> {
+    let trailers = match &mut opened.session {
+        HttpSession::H2(session) if end => session.read_trailers().await.ok().flatten(),
+        _ => None,
+    };
+    let run = async {
+        let Some(trailers) = trailers else { return filter.chunk(chunk, end).await };
+        let chunk = filter.chunk(chunk, false).await?;
+        let held = filter.trailers(trailers).await?;
+        Ok(if held.is_empty() { chunk } else { Bytes::from([chunk, held].concat()) })
+    };
+    tokio::select! {
+        biased;
+        chunk = run => chunk.map_err(Ending::Filter),
+        () = client_gone(client) => Err(Ending::ClientGone),
+    }
+}
+
 /// What is wrong with an answer that came to its end in good order: a stream without its end mark, JSON that is none. Nobody
 /// who reads it could tell that something is missing.
 fn unfinished(opened: &Opened, writer: &Writer, out: &[Bytes]) -> Option<&'static str> {
@@ -282,26 +335,36 @@ fn is_json(head: &ResponseHeader) -> bool {
     kind.get(..16).is_some_and(|v| v.eq_ignore_ascii_case(b"application/json"))
 }
 
-/// Takes what is ready, after waiting for the first chunk if `wait`. True at the end of the answer.
+/// What there is to go on with.
+enum Ready {
+    /// Chunks of the answer; `ended`: it has come to its end.
+    Chunks { ended: bool },
+    /// What filters held back.
+    Released(Bytes),
+}
+
+/// Takes what is ready, after waiting for the first chunk if `wait`, or for filters to release what they hold.
 async fn read_ready(
     client: &mut ServerSession,
     upstream: &mut HttpSession,
     observer: &mut Option<Observer>,
     out: &mut Vec<Bytes>,
     wait: bool,
-) -> Result<bool, Ending> {
+    filter: &mut Option<Box<dyn ResponseFilter + '_>>,
+) -> Result<Ready, Ending> {
     let mut size = 0;
     loop {
         let read = if !wait || size > 0 {
             match upstream.read_response_body().now_or_never() {
                 Some(read) => read,
-                None => return Ok(false),
+                None => return Ok(Ready::Chunks { ended: false }),
             }
         } else {
             tokio::select! {
                 biased;
                 read = upstream.read_response_body() => read,
                 () = client_gone(client) => return Err(Ending::ClientGone),
+                released = released(filter) => return released.map(Ready::Released).map_err(Ending::Filter),
             }
         };
         match read {
@@ -312,14 +375,14 @@ async fn read_ready(
                     None => out.push(chunk),
                 }
                 if size >= JOIN_LIMIT {
-                    return Ok(false);
+                    return Ok(Ready::Chunks { ended: false });
                 }
             }
             Ok(None) => {
                 if let Some(observer) = observer {
                     observer.finish(out);
                 }
-                return Ok(true);
+                return Ok(Ready::Chunks { ended: true });
             }
             Err(error) => {
                 use pingora_core::ErrorType::ReadTimedout;
@@ -329,6 +392,13 @@ async fn read_ready(
                 });
             }
         }
+    }
+}
+
+async fn released(filter: &mut Option<Box<dyn ResponseFilter + '_>>) -> Result<Bytes, Stop> {
+    match filter {
+        Some(filter) => filter.released().await,
+        None => std::future::pending().await,
     }
 }
 

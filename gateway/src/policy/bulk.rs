@@ -4,19 +4,20 @@
 //! Numbers are u32, little endian. A text is its length and its bytes; a length of `u32::MAX` stands for a value that is not
 //! there.
 
-use turnstile_plugins::{Status, StreamEnv};
+use turnstile_plugins::{SecretHeaders, Status, StreamEnv};
 
 /// Most properties in one call.
 const MAX_PROPERTIES: usize = 64;
 
-/// The values of the properties named in `arguments`, one name a line, in that order.
-pub fn read(env: &mut dyn StreamEnv, arguments: &[u8]) -> Result<Vec<u8>, Status> {
+/// The values of the properties named in `arguments`, one name a line, in that order. What is `hidden` is not there.
+pub fn read(env: &mut dyn StreamEnv, arguments: &[u8], hidden: SecretHeaders) -> Result<Vec<u8>, Status> {
     let mut out = Vec::with_capacity(256);
     for (at, name) in arguments.split(|b| *b == b'\n').enumerate() {
         if at >= MAX_PROPERTIES {
             return Err(Status::BadArgument);
         }
-        match env.property(name) {
+        let value = if hidden.contains_property(name) { None } else { env.property(name) };
+        match value {
             Some(value) => {
                 let len = u32::try_from(value.len()).map_err(|_| Status::InternalFailure)?;
                 out.extend_from_slice(&len.to_le_bytes());
@@ -71,8 +72,8 @@ mod tests {
         assert_eq!(taken, b"2");
         let absent = u32::MAX.to_le_bytes();
         let expected = [&texts(&[b"", b"one\ntwo"])[..], &absent].concat();
-        assert_eq!(read(&mut env, b"c\na.b\nd").unwrap(), expected);
-        assert_eq!(read(&mut env, b"").unwrap(), absent);
+        assert_eq!(read(&mut env, b"c\na.b\nd", SecretHeaders::ALL).unwrap(), expected);
+        assert_eq!(read(&mut env, b"", SecretHeaders::ALL).unwrap(), absent);
         assert_eq!(write(&mut env, b"").unwrap(), b"0");
     }
 
@@ -95,8 +96,8 @@ mod tests {
     fn a_call_has_so_many_properties_at_most() {
         let mut env = HttpEnv::default();
         let names = |count: usize| vec!["a"; count].join("\n").into_bytes();
-        assert!(read(&mut env, &names(MAX_PROPERTIES)).is_ok());
-        assert_eq!(read(&mut env, &names(MAX_PROPERTIES + 1)), Err(Status::BadArgument));
+        assert!(read(&mut env, &names(MAX_PROPERTIES), SecretHeaders::ALL).is_ok());
+        assert_eq!(read(&mut env, &names(MAX_PROPERTIES + 1), SecretHeaders::ALL), Err(Status::BadArgument));
         let pairs = |count: usize| texts(&vec![&b"a"[..]; 2 * count]);
         assert!(write(&mut env, &pairs(MAX_PROPERTIES)).is_ok());
         assert_eq!(write(&mut env, &pairs(MAX_PROPERTIES + 1)), Err(Status::BadArgument));

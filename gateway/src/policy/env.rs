@@ -10,7 +10,7 @@ use turnstile_fleet::facts::WorkerFacts;
 use turnstile_fleet::ids::WorkerId;
 use turnstile_fleet::session::SessionView;
 use turnstile_fleet::worker::{LimitOptions, WorkerView};
-use turnstile_plugins::{HeaderPairs, MapType, Status, StreamEnv};
+use turnstile_plugins::{HeaderPairs, MapType, SecretHeaders, Status, StreamEnv};
 
 /// Events a policy may emit into one turn's decision log.
 const MAX_EVENTS: usize = 16;
@@ -67,6 +67,8 @@ pub struct PolicyEnv {
     pub dropped: Vec<(String, WriteError)>,
     /// Events for the decision log.
     pub events: Vec<String>,
+    /// What the policy at work may not see.
+    pub hidden: SecretHeaders,
     wrote: u32,
 }
 
@@ -85,6 +87,7 @@ impl PolicyEnv {
             decision: Decision::default(),
             dropped: Vec::new(),
             events: Vec::new(),
+            hidden: SecretHeaders::ALL,
             wrote: 0,
         }
     }
@@ -100,6 +103,11 @@ impl PolicyEnv {
     /// Sets what the native built-in would decide.
     pub fn set_builtin(&mut self, builtin: Arc<Decision>) {
         self.builtin = Some(builtin);
+    }
+
+    /// What the native built-in would decide.
+    pub fn builtin(&self) -> Option<Arc<Decision>> {
+        self.builtin.clone()
     }
 
     /// Sets what is known when the turn has ended.
@@ -235,7 +243,10 @@ impl StreamEnv for PolicyEnv {
 
     fn call_foreign(&mut self, name: &str, arguments: &[u8]) -> Result<Cow<'_, [u8]>, Status> {
         match name {
-            "turnstile.read" => bulk::read(self, arguments).map(Cow::Owned),
+            "turnstile.read" => {
+                let hidden = self.hidden;
+                bulk::read(self, arguments, hidden).map(Cow::Owned)
+            }
             "turnstile.write" => bulk::write(self, arguments).map(Cow::Owned),
             "turnstile.prefix_match" => {
                 facts::prefix_match(&self.route, arguments).map(|json| bytes_of(Cow::Owned(json)))

@@ -7,11 +7,18 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 use turnstile_fleet::session::SessionAction;
 use turnstile_fleet::turn::Turn;
 use turnstile_plugins::{RequestMap, Status};
+
+/// The machine's name.
+static NODE: LazyLock<String> = LazyLock::new(|| {
+    let name =
+        std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::fs::read_to_string("/etc/hostname"));
+    name.map_or_else(|_| "turnstile".to_owned(), |name| name.trim().to_owned())
+});
 
 /// The longest property path that is looked at, bytes.
 pub const MAX_PATH: usize = 128;
@@ -181,6 +188,10 @@ impl RequestHead {
                 let since = self.arrived.duration_since(UNIX_EPOCH).ok()?;
                 int(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
             }
+            // To Envoy, a listener for clients is an inbound one.
+            "listener_direction" => int(1),
+            "connection.mtls" => Some(Cow::Borrowed(&[0])),
+            "node.id" => Some(Cow::Borrowed(NODE.as_bytes())),
             "source.address" => Some(Cow::Owned(self.peer?.to_string().into_bytes())),
             "source.port" => int(i64::from(self.peer?.port())),
             _ => None,

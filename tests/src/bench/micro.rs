@@ -10,6 +10,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
+use turnstile::callouts::Callouts;
 use turnstile::fleet_state::Fleet;
 use turnstile::generation::{Foundation, Generation, fleet_settings, prepare};
 use turnstile::metrics::Metrics;
@@ -85,7 +86,8 @@ impl Rig {
         let options = RuntimeOptions { cache_dir: Some(cache.join("wasm")), ..RuntimeOptions::default() };
         let runtime = Runtime::new(options).map_err(|e| e.to_string())?;
         let shared = Arc::new(SharedState::default());
-        let foundation = Foundation { runtime, shared, seed: 7, threads: 1, refused: Default::default() };
+        let foundation =
+            Foundation { runtime, shared, callouts: Callouts::new(), seed: 7, threads: 1, refused: Default::default() };
         let prepared = prepare(config, &foundation, None).map_err(|e| e.to_string())?;
         let fleet = Arc::new(Fleet::new(Arc::clone(&metrics), fleet_settings(prepared.config(), &[]), 64));
         let generation = Arc::new(prepared.commit(1, &foundation, &fleet));

@@ -12,6 +12,19 @@ const IMPORTS: &str = r#"
 (import "env" "proxy_register_shared_queue" (func $register_queue (param i32 i32 i32) (result i32)))
 (import "env" "proxy_enqueue_shared_queue" (func $enqueue (param i32 i32 i32) (result i32)))
 (import "env" "proxy_define_metric" (func $define_metric (param i32 i32 i32 i32) (result i32)))
+(import "env" "proxy_replace_header_map_value" (func $replace_header (param i32 i32 i32 i32 i32) (result i32)))
+(import "env" "proxy_get_buffer_bytes" (func $get_buffer (param i32 i32 i32 i32 i32) (result i32)))
+(import "env" "proxy_set_buffer_bytes" (func $set_buffer (param i32 i32 i32 i32 i32) (result i32)))
+(import "env" "proxy_continue_stream" (func $continue_stream (param i32) (result i32)))
+(import "env" "proxy_close_stream" (func $close_stream (param i32) (result i32)))
+(import "env" "proxy_set_effective_context" (func $effective (param i32) (result i32)))
+(import "env" "proxy_get_status" (func $get_status (param i32 i32 i32) (result i32)))
+(import "env" "proxy_send_local_response" (func $respond (param i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+(import "env" "proxy_http_call" (func $http_call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+(import "env" "proxy_grpc_call"
+  (func $grpc_call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+(import "env" "proxy_grpc_stream" (func $grpc_stream (param i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+(import "env" "proxy_grpc_send" (func $grpc_send (param i32 i32 i32 i32) (result i32)))
 (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
 "#;
 
@@ -49,6 +62,19 @@ const HELPERS: &str = r#"
     (local.set $at (i32.sub (local.get $at) (i32.const 1)))
     (br_if $next (i32.ge_u (local.get $at) (i32.const 1024)))))
 "#;
+
+/// A map as guests and hosts hand it to each other.
+fn serialized(pairs: &[(&str, &str)]) -> Vec<u8> {
+    let size = |n: usize| u32::try_from(n).unwrap().to_le_bytes();
+    let mut bytes = size(pairs.len()).to_vec();
+    for (name, value) in pairs {
+        bytes.extend(size(name.len()).into_iter().chain(size(value.len())));
+    }
+    for (name, value) in pairs {
+        bytes.extend(name.bytes().chain([0]).chain(value.bytes()).chain([0]));
+    }
+    bytes
+}
 
 /// A plugin in the making. Its text may call the imports above by their `$name`, and these:
 ///
@@ -119,6 +145,28 @@ impl Guest {
     pub fn also(mut self, body: &str) -> Self {
         self.body.push_str(body);
         self
+    }
+
+    /// Bytes at an address.
+    #[must_use]
+    pub fn data(self, at: usize, bytes: &[u8]) -> Self {
+        let text: String = bytes.iter().map(|byte| format!("\\{byte:02x}")).collect();
+        self.also(&format!("(data (i32.const {at}) \"{text}\")"))
+    }
+
+    /// `$call`: calls the upstream `name` at `path`, with the request's body `ping`, for at most `timeout_ms`, and gives the
+    /// status. Uses the memory from 5000 to 5999; the token is at 5996.
+    #[must_use]
+    pub fn calls(self, name: &str, path: &str, timeout_ms: u32) -> Self {
+        let headers =
+            serialized(&[(":method", "POST"), (":path", path), (":authority", "service.test"), ("x-from", "guest")]);
+        let call = format!(
+            "(func $call (result i32) (call $http_call (i32.const 5000) (i32.const {}) (i32.const 5200) (i32.const {})
+               (i32.const 5100) (i32.const 4) (i32.const 0) (i32.const 0) (i32.const {timeout_ms}) (i32.const 5996)))",
+            name.len(),
+            headers.len()
+        );
+        self.data(5000, name.as_bytes()).data(5100, b"ping").data(5200, &headers).also(&call)
     }
 
     /// The module.

@@ -15,6 +15,7 @@ pub struct Setup {
     pub(super) plugins: Option<String>,
     pub(super) files: Vec<(String, Vec<u8>)>,
     externals: Vec<String>,
+    upstreams: String,
     shared: SimConfig,
     http2: bool,
 }
@@ -99,6 +100,7 @@ impl Setup {
             plugins: None,
             files: Vec::new(),
             externals: Vec::new(),
+            upstreams: String::new(),
             shared,
             http2: true,
         }
@@ -131,6 +133,13 @@ impl Setup {
     #[must_use]
     pub fn external(mut self, url: String) -> Self {
         self.externals.push(url);
+        self
+    }
+
+    /// Adds an upstream for plugins, with more keys, such as `h2c = true`.
+    #[must_use]
+    pub fn upstream(mut self, name: &str, url: &str, keys: &str) -> Self {
+        self.upstreams.push_str(&format!("\n[[upstreams]]\nname = {name:?}\nurl = {url:?}\n{keys}\n"));
         self
     }
 
@@ -225,6 +234,7 @@ impl Setup {
             text.push('\n');
             text.push_str(plugins);
         }
+        text.push_str(&self.upstreams);
         text
     }
 

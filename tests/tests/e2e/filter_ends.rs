@@ -150,10 +150,10 @@ async fn a_client_that_leaves_ends_its_request_once_without_an_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_filters_own_answer_is_seen_by_those_before_it() {
+async fn a_filters_own_answer_is_seen_by_itself_and_by_those_before_it() {
     let rig = with(&[counting("before"), hello(), counting("behind")]).start().await;
     let answer = rig.send(&Request::json(CHAT, &chat("Hello")).header("x-block", "1")).await;
-    assert_eq!((answer.status, answer.header("x-hello-response")), (403, None), "not by itself");
+    assert_eq!((answer.status, answer.header("x-hello-response")), (403, Some("1")), "as in Envoy");
     assert_eq!(assert_ended_once(&rig, "before").await, (1.0, 1.0));
     for call in ["request", "response", "log", "done"] {
         assert_eq!(counted(&rig, "behind", call).await, 0.0, "{call}");

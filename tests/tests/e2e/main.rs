@@ -4,6 +4,8 @@
 mod admin;
 mod agreement;
 mod bodies;
+mod callouts;
+mod callouts_grpc;
 mod crash_loops;
 mod drain;
 mod edge_bodies;
@@ -23,6 +25,7 @@ mod faults_kill;
 mod faults_lost;
 mod filter_bodies;
 mod filter_ends;
+mod filter_pauses;
 mod filters;
 mod hints;
 mod plugin_faults;

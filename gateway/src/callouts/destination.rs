@@ -1,0 +1,120 @@
+//! Where calls go: an upstream of the configuration, or a ready worker of a pool.
+
+use super::Callouts;
+use crate::upstream::{ConnectionLimits, Target};
+use hashbrown::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use turnstile_config::{Config, NamedUpstream};
+use turnstile_fleet::worker::{WorkerView, fail_open};
+
+/// How long an idle connection to an upstream is kept.
+const IDLE: Duration = Duration::from_secs(30);
+/// What a call to a worker may take, since workers have no limit of their own for it.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Where one plugin may call, by name.
+#[derive(Clone, Default, PartialEq)]
+pub struct Destinations(HashMap<String, Destination>);
+
+/// One of them.
+#[derive(Clone, PartialEq)]
+pub enum Destination {
+    /// An upstream of the configuration.
+    Named(Arc<NamedUpstream>),
+    /// A pool, by name.
+    Pool(Arc<str>),
+}
+
+impl Destinations {
+    /// What a configuration lets a plugin call.
+    pub fn of(config: &Config, plugin: &turnstile_config::Plugin) -> Self {
+        let find = |name: &String| {
+            let named = config.upstreams.iter().find(|upstream| upstream.name == *name);
+            let pool = || config.pools.iter().find(|pool| pool.name == *name);
+            let found = match named {
+                Some(upstream) => Some(Destination::Named(Arc::new(upstream.clone()))),
+                None => pool().map(|pool| Destination::Pool(Arc::from(pool.name.as_str()))),
+            };
+            found.map(|destination| (name.clone(), destination))
+        };
+        Self(plugin.upstreams.iter().filter_map(find).collect())
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&Destination> {
+        self.0.get(name)
+    }
+}
+
+impl Destination {
+    /// Its name.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Named(upstream) => &upstream.name,
+            Self::Pool(name) => name,
+        }
+    }
+
+    /// The longest that a call may take.
+    pub(super) fn timeout(&self) -> Duration {
+        match self {
+            Self::Named(upstream) => Duration::from_millis(upstream.timeout_ms),
+            Self::Pool(_) => WORKER_TIMEOUT,
+        }
+    }
+
+    /// How to reach it now. Waits for the name server, or for the fleet while the gateway starts.
+    ///
+    /// # Errors
+    /// Why it cannot be reached.
+    pub(super) async fn target(&self, callouts: &Callouts) -> Result<Arc<Target>, String> {
+        match self {
+            Self::Named(upstream) => named(upstream).await.map(Arc::new),
+            Self::Pool(name) => worker(callouts, name).await,
+        }
+    }
+}
+
+async fn named(upstream: &NamedUpstream) -> Result<Target, String> {
+    let url = &upstream.url;
+    let address = match url.host().parse::<IpAddr>() {
+        Ok(ip) => SocketAddr::new(ip, url.port()),
+        Err(_) => {
+            let found = tokio::net::lookup_host((url.host(), url.port())).await;
+            let mut found = found.map_err(|error| format!("{} cannot be resolved: {error}", url.host()))?;
+            found.next().ok_or_else(|| format!("{} has no address", url.host()))?
+        }
+    };
+    let limits = ConnectionLimits { connect: Duration::from_millis(upstream.connect_ms), idle: IDLE };
+    let mut target = Target::new(address, url.host(), url.tls(), upstream.h2c, limits);
+    if url.tls() {
+        if let Some(name) = &upstream.server_name {
+            target.peer.sni.clone_from(name);
+        }
+        target.peer.options.verify_cert = upstream.verify;
+        target.peer.options.verify_hostname = upstream.verify;
+    }
+    Ok(target)
+}
+
+async fn worker(callouts: &Callouts, pool: &str) -> Result<Arc<Target>, String> {
+    let mut fleet = callouts.fleet.subscribe();
+    let fleet = fleet.wait_for(|fleet| fleet.strong_count() > 0).await;
+    let fleet = fleet.ok().and_then(|fleet| fleet.upgrade()).ok_or("the gateway has no workers yet")?;
+    let settings = fleet.settings();
+    let found = settings.pools.iter().find(|(_, name, _)| &**name == pool);
+    let (_, _, workers) = found.ok_or_else(|| format!("the pool {pool} is gone"))?;
+    let mut views: Vec<WorkerView> = workers.iter().map(|worker| worker.view(0)).collect();
+    fail_open(&mut views, &[]);
+    let ready: Vec<Arc<Target>> = workers
+        .iter()
+        .zip(&views)
+        .filter(|(_, view)| view.is_ready())
+        .filter_map(|(worker, _)| worker.target())
+        .collect();
+    let turn = callouts.turn.fetch_add(1, Ordering::Relaxed);
+    let at = turn.checked_rem(ready.len()).ok_or_else(|| format!("no worker of the pool {pool} is ready"))?;
+    ready.into_iter().nth(at).ok_or_else(|| format!("no worker of the pool {pool} is ready"))
+}

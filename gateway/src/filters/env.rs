@@ -1,0 +1,202 @@
+//! What filters see of one exchange.
+
+use crate::policy::RequestHead;
+use crate::policy::facts::{MAX_PATH, dotted};
+use bytes::Bytes;
+use hashbrown::HashMap;
+use http::HeaderMap;
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::SystemTime;
+use turnstile_plugins::{
+    Body, BufferType, FieldMap, HeaderPairs, MapType, RequestMap, ResponseMap, Status, StreamEnv, pairs,
+};
+
+/// Properties that the plugins of one request may set together, and bytes of one.
+const MAX_PROPERTIES: usize = 64;
+const MAX_PROPERTY_BYTES: usize = 64 * 1024;
+
+/// What filters see of one exchange.
+pub struct FilterEnv {
+    /// The request as it came.
+    pub head: RequestHead,
+    /// The request's head as the filters left it.
+    pub request: RequestMap,
+    /// The part of the request's body that the filter at work sees, or that one holds.
+    pub body: Body,
+    /// Bytes of the request's body that came so far.
+    pub request_size: usize,
+    /// The request's trailers.
+    pub request_trailers: Option<FieldMap>,
+    /// The answer's head.
+    pub response: Option<ResponseMap>,
+    /// The part of the answer's body that the filter at work sees, or that one holds.
+    pub chunk: Body,
+    /// Bytes of the answer's body that came so far.
+    pub response_size: usize,
+    /// The answer's trailers.
+    pub response_trailers: Option<FieldMap>,
+    /// The route asked for.
+    pub route: &'static str,
+    /// Where the client connected to.
+    pub local: Option<SocketAddr>,
+    /// The pool that serves the request, and its worker's address.
+    pub placed: Option<(Arc<str>, String)>,
+    /// Why a plugin answered, in its own words; who answered otherwise.
+    pub code_details: Cow<'static, str>,
+    properties: HashMap<Vec<u8>, Vec<u8>>,
+}
+
+impl FilterEnv {
+    /// An exchange of which nothing but the request's head is there.
+    pub fn new(head: RequestHead) -> Self {
+        Self {
+            request: head.request_map(),
+            head,
+            body: Body::default(),
+            request_size: 0,
+            request_trailers: None,
+            response: None,
+            chunk: Body::default(),
+            response_size: 0,
+            response_trailers: None,
+            route: "",
+            local: None,
+            placed: None,
+            code_details: Cow::Borrowed("via_upstream"),
+            properties: HashMap::new(),
+        }
+    }
+
+    /// The request's trailers, if it has any.
+    pub fn set_request_trailers(&mut self, trailers: HeaderMap) {
+        self.request_trailers = Some(FieldMap::new(trailers));
+    }
+
+    fn response_property(&self, name: &str) -> Option<Cow<'_, [u8]>> {
+        let int = |n: usize| Some(Cow::Owned(i64::try_from(n).unwrap_or(i64::MAX).to_le_bytes().to_vec()));
+        let response = self.response.as_ref()?;
+        if let Some(field) = name.strip_prefix("headers.") {
+            return response.get(field.as_bytes());
+        }
+        if let Some(field) = name.strip_prefix("trailers.") {
+            return self.response_trailers.as_ref()?.get(field.as_bytes());
+        }
+        match name {
+            "code" => int(usize::from(response.status.as_u16())),
+            "code_details" => Some(Cow::Borrowed(self.code_details.as_bytes())),
+            "flags" => int(0),
+            "size" => int(self.response_size),
+            "total_size" => int(self.response_size + pairs::serialized_len(response)),
+            "headers" => Some(serialized(response)),
+            "trailers" => Some(serialized(self.response_trailers.as_ref()?)),
+            _ => None,
+        }
+    }
+}
+
+/// A map in the form that guests read.
+fn serialized(map: &dyn HeaderPairs) -> Cow<'static, [u8]> {
+    let mut bytes = Vec::with_capacity(pairs::serialized_len(map));
+    pairs::write(map, &mut bytes);
+    Cow::Owned(bytes)
+}
+
+impl StreamEnv for FilterEnv {
+    fn property(&mut self, path: &[u8]) -> Option<Cow<'_, [u8]>> {
+        // Envoy keeps what plugins write under `wasm.`, and finds it without that, too.
+        let own = path.strip_prefix(b"wasm\0").or_else(|| path.strip_prefix(b"wasm.")).unwrap_or(path);
+        if self.properties.contains_key(own) {
+            return self.properties.get(own).map(|value| Cow::Borrowed(value.as_slice()));
+        }
+        let mut buffer = [0; MAX_PATH];
+        let name = dotted(path, &mut buffer)?;
+        if let Some(name) = name.strip_prefix("response.") {
+            return self.response_property(name);
+        }
+        let int = |n: i64| Some(Cow::Owned(n.to_le_bytes().to_vec()));
+        match name {
+            "route_name" => return Some(Cow::Borrowed(self.route.as_bytes())),
+            "cluster_name" => return Some(Cow::Borrowed(self.placed.as_ref()?.0.as_bytes())),
+            "upstream.address" => return Some(Cow::Borrowed(self.placed.as_ref()?.1.as_bytes())),
+            "upstream.port" => return int(self.placed.as_ref()?.1.rsplit(':').next()?.parse().ok()?),
+            "destination.address" => return Some(Cow::Owned(self.local?.to_string().into_bytes())),
+            "destination.port" => return int(self.local?.port().into()),
+            "request.headers" => return Some(serialized(&self.request)),
+            // What is seen is what the request is now, not what it was.
+            "request.path" => return Some(Cow::Borrowed(&self.request.path)),
+            "request.method" => return Some(Cow::Borrowed(self.request.method.as_str().as_bytes())),
+            "request.host" => return Some(Cow::Borrowed(&self.request.authority)),
+            "request.total_size" => {
+                let size = self.request_size + pairs::serialized_len(&self.request);
+                return int(i64::try_from(size).unwrap_or(i64::MAX));
+            }
+            "request.duration" => {
+                let since = SystemTime::now().duration_since(self.head.arrived).ok()?;
+                return int(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX));
+            }
+            _ => {}
+        }
+        if let Some(field) = name.strip_prefix("request.headers.") {
+            return self.request.get(field.as_bytes());
+        }
+        self.head.property(name, Some(self.request_size))
+    }
+
+    fn set_property(&mut self, path: &[u8], value: &[u8]) -> Result<(), Status> {
+        let known = self.properties.contains_key(path);
+        if path.len() > MAX_PATH
+            || value.len() > MAX_PROPERTY_BYTES
+            || (!known && self.properties.len() >= MAX_PROPERTIES)
+        {
+            return Err(Status::BadArgument);
+        }
+        self.properties.insert(path.to_vec(), value.to_vec());
+        Ok(())
+    }
+
+    fn header_map(&mut self, map: MapType) -> Option<&mut dyn HeaderPairs> {
+        match map {
+            MapType::RequestHeaders => Some(&mut self.request),
+            MapType::RequestTrailers => self.request_trailers.as_mut().map(|m| m as &mut dyn HeaderPairs),
+            MapType::ResponseHeaders => self.response.as_mut().map(|m| m as &mut dyn HeaderPairs),
+            MapType::ResponseTrailers => self.response_trailers.as_mut().map(|m| m as &mut dyn HeaderPairs),
+            _ => None,
+        }
+    }
+
+    fn buffer(&mut self, buffer: BufferType) -> Option<&[u8]> {
+        match buffer {
+            BufferType::RequestBody => Some(&self.body.bytes),
+            BufferType::ResponseBody => Some(&self.chunk.bytes),
+            _ => None,
+        }
+    }
+
+    fn replace_buffer(&mut self, buffer: BufferType, range: Range<usize>, data: &[u8]) -> Result<(), Status> {
+        match buffer {
+            BufferType::RequestBody => self.body.replace(range, data),
+            BufferType::ResponseBody => self.chunk.replace(range, data),
+            _ => return Err(Status::NotFound),
+        }
+        Ok(())
+    }
+}
+
+impl FilterEnv {
+    /// Takes the part of the request's body that is seen now.
+    pub fn take_body(&mut self) -> Bytes {
+        std::mem::take(&mut self.body).bytes
+    }
+
+    /// Takes the part of the answer's body that is seen now.
+    pub fn take_chunk(&mut self) -> Bytes {
+        std::mem::take(&mut self.chunk).bytes
+    }
+}
+
+#[cfg(test)]
+#[path = "env_tests.rs"]
+mod tests;

@@ -1,0 +1,81 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use http::{HeaderValue, Method, StatusCode};
+use std::time::UNIX_EPOCH;
+
+fn env() -> FilterEnv {
+    let mut headers = HeaderMap::new();
+    headers.insert("x-a.b", HeaderValue::from_static("dots"));
+    let head = RequestHead {
+        method: Method::POST,
+        path: "/v1/x?q=1".into(),
+        authority: "h".into(),
+        headers: Arc::new(headers),
+        request_id: Arc::from("r"),
+        peer: "127.0.0.1:99".parse().ok(),
+        protocol: "HTTP/1.1",
+        arrived: UNIX_EPOCH,
+    };
+    FilterEnv::new(head)
+}
+
+fn read(env: &mut FilterEnv, path: &str) -> Option<Vec<u8>> {
+    env.property(path.replace('.', "\0").as_bytes()).map(Cow::into_owned)
+}
+
+fn number(n: i64) -> Option<Vec<u8>> {
+    Some(n.to_le_bytes().to_vec())
+}
+
+#[test]
+fn numbers_are_eight_bytes_booleans_one_and_maps_pairs() {
+    let mut env = env();
+    env.request_size = 3;
+    env.local = "127.0.0.1:80".parse().ok();
+    env.placed = Some((Arc::from("pool"), "10.0.0.1:30000".into()));
+    assert_eq!(read(&mut env, "request.size"), number(3));
+    assert_eq!(read(&mut env, "request.time"), number(0));
+    assert_eq!(read(&mut env, "source.port"), number(99));
+    assert_eq!(read(&mut env, "destination.port"), number(80));
+    assert_eq!(read(&mut env, "upstream.port"), number(30_000));
+    assert_eq!(read(&mut env, "cluster_name").unwrap(), b"pool");
+    assert_eq!(read(&mut env, "listener_direction"), number(1));
+    assert_eq!(read(&mut env, "connection.mtls"), Some(vec![0]));
+    let map = read(&mut env, "request.headers").unwrap();
+    assert_eq!(pairs::parse(&map).unwrap().last().unwrap(), &(&b"x-a.b"[..], &b"dots"[..]));
+    assert!(read(&mut env, "request.nothing").is_none());
+}
+
+#[test]
+fn a_header_name_may_hold_dots() {
+    let mut env = env();
+    assert_eq!(env.property(b"request\0headers\0x-a.b").unwrap(), b"dots".as_slice());
+    assert_eq!(env.property(b"request.headers.x-a.b").unwrap(), b"dots".as_slice());
+}
+
+#[test]
+fn the_answer_is_there_once_it_is() {
+    let mut env = env();
+    for name in ["response.code", "response.size", "response.headers", "upstream.address", "cluster_name"] {
+        assert!(read(&mut env, name).is_none(), "{name}");
+    }
+    let mut headers = HeaderMap::new();
+    headers.insert("x-a", HeaderValue::from_static("1"));
+    env.response = Some(ResponseMap::new(StatusCode::CREATED, headers));
+    env.response_size = 5;
+    assert_eq!(read(&mut env, "response.code"), number(201));
+    assert_eq!(read(&mut env, "response.size"), number(5));
+    assert_eq!(read(&mut env, "response.headers.x-a").unwrap(), b"1");
+    assert_eq!(read(&mut env, "response.code_details").unwrap(), b"via_upstream");
+}
+
+#[test]
+fn what_plugins_wrote_is_found_bare_and_behind_wasm() {
+    let mut env = env();
+    env.set_property(b"my\0own", b"1").unwrap();
+    assert_eq!(env.property(b"my\0own").unwrap(), b"1".as_slice());
+    assert_eq!(env.property(b"wasm\0my\0own").unwrap(), b"1".as_slice());
+    assert_eq!(env.property(b"wasm.my\0own").unwrap(), b"1".as_slice());
+    assert!(env.property(b"wasm\0my").is_none());
+}

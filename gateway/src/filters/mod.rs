@@ -1,0 +1,301 @@
+//! Plugins of the phase `filter`: any Proxy-Wasm filter. Requests pass them first to last, responses last to first, as in
+//! Envoy: heads, then bodies piece by piece, then trailers.
+//!
+//! A filter that pauses stops what passes it until one of its callbacks continues it: the reply to a call, a tick, a queue. Its
+//! owner is woken then. One that stays paused for its `pause_timeout_ms` with none of its calls under way has failed.
+
+mod env;
+mod request;
+mod response;
+
+pub use env::FilterEnv;
+pub use response::ChunkFilter;
+
+use crate::errors::{Kind, Refusal};
+use crate::gateway::Gateway;
+use crate::generation::Generation;
+use crate::policy::RequestHead;
+use http::header;
+use std::borrow::Cow;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use turnstile_config::{OnError, Phase};
+use turnstile_plugins::{CallOutcome, CallResult, Callback, Effects, Fault, FaultKind, Lent, LocalResponse, Stream};
+
+/// How a side of the exchange went through the filters.
+#[derive(Debug)]
+pub enum FilterVerdict {
+    /// It goes on.
+    Go,
+    /// A plugin answers.
+    Answer(Box<LocalResponse>),
+    /// A plugin with `on_error = "closed"` failed, or the client is gone, or a body is too large.
+    Failed(Refusal),
+    /// A plugin broke the exchange off.
+    Close,
+}
+
+/// The filters of one exchange.
+pub struct FilterRun {
+    generation: Arc<Generation>,
+    env: Lent<FilterEnv>,
+    /// By position in the chain; nothing for plugins of other phases and for those that failed.
+    streams: Vec<Option<Stream>>,
+    /// How many of them, from the first, have seen the request: those see the answer.
+    entered: usize,
+    /// They have seen the head of an answer.
+    answered: bool,
+    /// The request has no body behind its head any more: a filter ended it there.
+    request_ended: bool,
+    /// The same of the answer.
+    response_ended: bool,
+}
+
+/// What one callback came to.
+enum Step {
+    Go,
+    Paused { drops_body: bool },
+    End(FilterVerdict),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Request,
+    Response,
+}
+
+impl FilterRun {
+    /// Contexts for all filters, not yet entered.
+    pub fn new(gateway: &Gateway, generation: &Arc<Generation>, env: FilterEnv) -> Self {
+        let shard = gateway.next_shard();
+        let open = |c: &crate::policy::ChainPlugin| (c.phase == Phase::Filter).then(|| c.plugin.open_stream(shard));
+        let streams = generation.chain.iter().map(open).collect();
+        Self {
+            generation: Arc::clone(generation),
+            env: Lent::new(env),
+            streams,
+            entered: 0,
+            answered: false,
+            request_ended: false,
+            response_ended: false,
+        }
+    }
+
+    /// Whether an answer may still be shown to them: the first one only.
+    pub fn takes_answer(&self) -> bool {
+        !self.answered && self.entered > 0
+    }
+
+    /// What the client gets, for their logs.
+    pub fn answered(&mut self, head: &pingora_http::ResponseHeader) {
+        self.answered = true;
+        self.env.response = Some(turnstile_plugins::ResponseMap::new(head.status, head.headers.clone()));
+    }
+
+    /// Why the gateway or a plugin answers in a worker's place.
+    pub fn answers_locally(&mut self, details: impl Into<Cow<'static, str>>) {
+        self.env.code_details = details.into();
+    }
+
+    /// The request goes to a worker of a pool.
+    pub fn placed(&mut self, pool: &Arc<str>, address: String) {
+        self.env.placed = Some((Arc::clone(pool), address));
+    }
+
+    /// The request's head as the filters left it.
+    pub fn changed_head(&mut self) -> RequestHead {
+        let mut head = self.env.head.clone();
+        let mut headers = self.env.request.fields.fields.clone();
+        if let Ok(host) = http::HeaderValue::from_bytes(&self.env.request.authority) {
+            headers.insert(header::HOST, host);
+        }
+        head.headers = Arc::new(headers);
+        head.path = self.env.request.path.clone();
+        head.method = self.env.request.method.clone();
+        head
+    }
+
+    /// Ends all contexts, once.
+    pub fn finish(&mut self) {
+        for slot in &mut self.streams {
+            if let Some(stream) = slot.take() {
+                let name = Arc::clone(stream.plugin_name());
+                if let Err(fault) = stream.finish(&mut self.env) {
+                    tracing::debug!(plugin = %name, kind = %fault.kind, "filter failed at the end");
+                }
+            }
+        }
+    }
+
+    /// Whether a filter is there and has this callback.
+    fn wants(&self, at: usize, callback: Callback) -> bool {
+        self.streams.get(at).is_some_and(Option::is_some)
+            && self.generation.chain.get(at).is_some_and(|c| c.plugin.exports(callback))
+    }
+
+    /// Most bytes of a body that are held for a filter.
+    fn most_held(&self, at: usize) -> usize {
+        self.generation.chain.get(at).map_or(0, |c| c.plugin.spec().limits.held_body_bytes)
+    }
+
+    /// One callback of one filter.
+    fn call(
+        &mut self,
+        at: usize,
+        side: Side,
+        call: impl FnOnce(&mut Stream, &mut Lent<FilterEnv>) -> CallResult,
+    ) -> Step {
+        let Some(stream) = self.streams.get_mut(at).and_then(Option::as_mut) else { return Step::Go };
+        match call(stream, &mut self.env) {
+            Ok(outcome) => self.outcome(side, outcome),
+            Err(fault) => match self.failed(at, fault.kind, &fault.message) {
+                Some(verdict) => Step::End(verdict),
+                None => Step::Go,
+            },
+        }
+    }
+
+    fn outcome(&mut self, side: Side, outcome: CallOutcome) -> Step {
+        let paused = match side {
+            Side::Request => outcome.paused_request(),
+            Side::Response => outcome.paused_response(),
+        };
+        let drops_body = outcome.drops_body;
+        match self.ends(outcome.effects, side) {
+            Some(verdict) => Step::End(verdict),
+            None if paused => Step::Paused { drops_body },
+            None => Step::Go,
+        }
+    }
+
+    /// What effects come to, beyond going on.
+    fn ends(&mut self, effects: Effects, side: Side) -> Option<FilterVerdict> {
+        if let Some(response) = effects.local_response {
+            return Some(FilterVerdict::Answer(response));
+        }
+        if effects.close_downstream || effects.close_upstream {
+            return Some(FilterVerdict::Close);
+        }
+        if effects.end_stream {
+            match side {
+                Side::Request => self.request_ended = true,
+                Side::Response => self.response_ended = true,
+            }
+        }
+        None
+    }
+
+    /// Waits until any filter is asked for something by another context. May be given up at any time.
+    async fn effects(&mut self) -> (usize, Result<Effects, Box<Fault>>) {
+        let parked = self.env.park();
+        poll_fn(|cx| {
+            for (at, slot) in self.streams.iter_mut().enumerate() {
+                if let Some(stream) = slot
+                    && let Poll::Ready(effects) = stream.poll_effects(cx, parked.berth())
+                {
+                    return Poll::Ready((at, effects));
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// What was asked of a filter, which may be one that waits: whether it goes on, or how all ends.
+    fn asked(&mut self, side: Side, waits: bool, at: usize, effects: Result<Effects, Box<Fault>>) -> Asked {
+        let effects = match effects {
+            Ok(effects) => effects,
+            Err(fault) => {
+                return match self.failed(at, fault.kind, &fault.message) {
+                    Some(verdict) => Asked::End(verdict),
+                    // Whoever waits for nobody goes on.
+                    None if waits => Asked::Go,
+                    None => Asked::Nothing,
+                };
+            }
+        };
+        let continues = match side {
+            Side::Request => effects.continue_request,
+            Side::Response => effects.continue_response,
+        };
+        match self.ends(effects, side) {
+            Some(verdict) => Asked::End(verdict),
+            None if continues && waits => Asked::Go,
+            None => Asked::Nothing,
+        }
+    }
+
+    /// Waits until a paused filter goes on. Nothing means: go on.
+    async fn wait(&mut self, at: usize, side: Side, gone: impl Future<Output = ()>) -> Option<FilterVerdict> {
+        tokio::pin!(gone);
+        loop {
+            let asked = tokio::select! {
+                (from, effects) = self.patiently(at) => match effects {
+                    Some(effects) => self.asked(side, from == at, from, effects),
+                    None => return self.too_long(at),
+                },
+                () = &mut gone => {
+                    return Some(self.client_left());
+                }
+            };
+            match asked {
+                Asked::Go => return None,
+                Asked::Nothing => {}
+                Asked::End(verdict) => return Some(verdict),
+            }
+        }
+    }
+
+    /// As [`FilterRun::effects`]; nothing when the filter has paused too long with none of its calls under way.
+    async fn patiently(&mut self, at: usize) -> (usize, Option<Result<Effects, Box<Fault>>>) {
+        let Some(limit) = self.generation.chain.get(at).map(|c| c.pause) else { return (at, None) };
+        loop {
+            if let Ok((from, effects)) = tokio::time::timeout(limit, self.effects()).await {
+                return (from, Some(effects));
+            }
+            let calls = self.streams.get(at).and_then(Option::as_ref).is_some_and(Stream::has_calls);
+            if !calls {
+                return (at, None);
+            }
+        }
+    }
+
+    fn too_long(&mut self, at: usize) -> Option<FilterVerdict> {
+        self.failed(at, FaultKind::Deadline, "paused too long with none of its calls under way")
+    }
+
+    /// Nobody waits for what the filters have asked for.
+    fn client_left(&mut self) -> FilterVerdict {
+        self.streams.iter_mut().flatten().for_each(Stream::cancel_calls);
+        FilterVerdict::Failed(Refusal::new(Kind::ClientGone, "the client left"))
+    }
+
+    fn failed(&mut self, at: usize, kind: FaultKind, message: &str) -> Option<FilterVerdict> {
+        let plugin = self.generation.chain.get(at)?;
+        tracing::warn!(plugin = %plugin.name, %kind, message, "filter failed");
+        if let Some(slot) = self.streams.get_mut(at) {
+            *slot = None;
+        }
+        match plugin.on_error {
+            OnError::Open => None,
+            OnError::Closed | OnError::Fallback => {
+                Some(FilterVerdict::Failed(Refusal::new(Kind::Plugin, format!("the filter {} failed", plugin.name))))
+            }
+        }
+    }
+}
+
+/// What a wake-up comes to for a filter that waits.
+enum Asked {
+    Go,
+    Nothing,
+    End(FilterVerdict),
+}
+
+impl Drop for FilterRun {
+    /// A request that is given up in between, as when the gateway stops, ends for its filters too.
+    fn drop(&mut self) {
+        self.finish();
+    }
+}

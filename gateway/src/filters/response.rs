@@ -1,0 +1,259 @@
+//! The response side: head, body piece by piece, trailers.
+
+use super::{Asked, FilterRun, FilterVerdict, Side, Step};
+use crate::errors::{Kind, Refusal};
+use crate::forward::relay::{ResponseFilter, Stop};
+use bytes::{Bytes, BytesMut};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use http::{HeaderMap, header};
+use pingora_http::ResponseHeader;
+use turnstile_plugins::{Body, Callback, FaultKind, FieldMap, ResponseMap};
+
+/// The response-body side of the filters. A filter that pauses holds what it has seen until it goes on.
+pub struct ChunkFilter<'a> {
+    run: &'a mut FilterRun,
+    /// What each filter that has paused holds, by position.
+    held: Vec<Option<BytesMut>>,
+    /// How many of them, from the first, see what comes: once one has ended the answer, those in front of it.
+    reach: usize,
+}
+
+impl FilterRun {
+    /// The head of an answer. What the filters changed is written back to `head`. `end`: nothing follows it. `gone` resolves
+    /// when the client has left.
+    pub async fn response_headers(
+        &mut self,
+        head: &mut ResponseHeader,
+        end: bool,
+        gone: impl Future<Output = ()>,
+    ) -> FilterVerdict {
+        self.answered = true;
+        self.env.response = Some(ResponseMap::new(head.status, head.headers.clone()));
+        tokio::pin!(gone);
+        for at in (0..self.entered).rev() {
+            let end = end || self.response_ended;
+            let waits = match self.call(at, Side::Response, |s, env| s.on_response_headers(env, end)) {
+                Step::Go => None,
+                Step::Paused { .. } => self.wait(at, Side::Response, &mut gone).await,
+                Step::End(verdict) => Some(verdict),
+            };
+            if let Some(verdict) = waits {
+                return verdict;
+            }
+        }
+        let Some(map) = &self.env.response else { return FilterVerdict::Go };
+        let framing = head.headers.get(header::TRANSFER_ENCODING).cloned();
+        let Ok(mut changed) = ResponseHeader::build(map.status, Some(map.fields.fields.len() + 1)) else {
+            return FilterVerdict::Go;
+        };
+        for (name, value) in &map.fields.fields {
+            // The body may still change, so no length holds; framing is the gateway's.
+            if *name != header::CONTENT_LENGTH && *name != header::TRANSFER_ENCODING {
+                let _ = changed.append_header(name.clone(), value.clone());
+            }
+        }
+        if let Some(framing) = framing {
+            let _ = changed.insert_header(header::TRANSFER_ENCODING, framing);
+        }
+        *head = changed;
+        FilterVerdict::Go
+    }
+
+    /// The body of an answer, piece by piece.
+    pub fn response_body(&mut self) -> ChunkFilter<'_> {
+        let held = vec![None; self.streams.len()];
+        let reach = self.entered;
+        ChunkFilter { run: self, held, reach }
+    }
+}
+
+// === impl ChunkFilter ===
+
+impl ChunkFilter<'_> {
+    /// The filter at `at` ends the answer: what comes after that is for those in front of it.
+    fn ends<T>(&mut self, at: usize, verdict: FilterVerdict) -> Result<T, Stop> {
+        self.reach = at;
+        Err(match verdict {
+            FilterVerdict::Answer(response) => Stop::Answers(response),
+            FilterVerdict::Failed(refusal) => Stop::Failed(refusal.message),
+            FilterVerdict::Close | FilterVerdict::Go => Stop::Closes,
+        })
+    }
+
+    /// The paused filter nearest to the client, whose part its callbacks see.
+    fn nearest_held(&self) -> Option<usize> {
+        self.held.iter().position(Option::is_some)
+    }
+
+    fn take(&mut self, at: usize) -> BytesMut {
+        self.held.get_mut(at).and_then(Option::take).unwrap_or_default()
+    }
+
+    fn put(&mut self, at: usize, held: impl Into<BytesMut>) {
+        if let Some(place) = self.held.get_mut(at) {
+            *place = Some(held.into());
+        }
+    }
+
+    /// A chunk as it came from the worker.
+    async fn pass(&mut self, chunk: Bytes, end: bool) -> Result<Bytes, Stop> {
+        self.run.env.response_size += chunk.len();
+        let from = self.reach;
+        // A filter has ended the answer behind its head.
+        if self.run.response_ended {
+            return Ok(Bytes::new());
+        }
+        self.pass_from(chunk, from, end).await
+    }
+
+    /// A chunk on its way through the filters below `from`, last to first.
+    async fn pass_from(&mut self, chunk: Bytes, from: usize, end: bool) -> Result<Bytes, Stop> {
+        let mut chunk = chunk;
+        for at in (0..from).rev() {
+            if chunk.is_empty() && !end {
+                return Ok(chunk);
+            }
+            if !self.run.wants(at, Callback::ResponseBody) {
+                continue;
+            }
+            let mut held = self.take(at);
+            if !held.is_empty() {
+                held.extend_from_slice(&chunk);
+                chunk = held.freeze();
+            }
+            let size = chunk.len();
+            self.run.env.chunk = Body::new(chunk);
+            let drops_body = match self.run.call(at, Side::Response, |s, env| s.on_response_body(env, size, end)) {
+                Step::Go => {
+                    chunk = self.run.env.take_chunk();
+                    continue;
+                }
+                Step::End(verdict) => return self.ends(at, verdict),
+                Step::Paused { drops_body } => drops_body,
+            };
+            if drops_body {
+                self.run.env.chunk = Body::default();
+            }
+            let most = self.run.most_held(at);
+            if self.run.env.chunk.bytes.len() > most {
+                let message = format!("it holds more than {most} bytes of a response body");
+                match self.run.failed(at, FaultKind::Memory, &message) {
+                    Some(verdict) => return self.ends(at, verdict),
+                    None => {
+                        chunk = self.run.env.take_chunk();
+                        continue;
+                    }
+                }
+            }
+            if !end {
+                let held = self.run.env.take_chunk();
+                self.put(at, held);
+                return Ok(Bytes::new());
+            }
+            // The relay looks out for the client.
+            if let Some(verdict) = self.run.wait(at, Side::Response, std::future::pending()).await {
+                return self.ends(at, verdict);
+            }
+            chunk = self.run.env.take_chunk();
+        }
+        Ok(chunk)
+    }
+
+    /// Waits until a filter that holds something lets it go.
+    async fn released(&mut self) -> Result<Bytes, Stop> {
+        loop {
+            let Some(holds) = self.nearest_held() else { return std::future::pending().await };
+            // What a filter holds lies where callbacks for it see it, for as long as nothing else happens.
+            let shown = Shown::new(self, holds);
+            let (from, effects) = shown.filter.run.patiently(holds).await;
+            let waits = from == holds || shown.filter.held.get(from).is_some_and(Option::is_some);
+            let asked = match effects {
+                Some(effects) => shown.filter.run.asked(Side::Response, waits, from, effects),
+                None => match shown.filter.run.too_long(holds) {
+                    Some(verdict) => Asked::End(verdict),
+                    None => Asked::Go,
+                },
+            };
+            drop(shown);
+            match asked {
+                Asked::Nothing => {}
+                Asked::End(verdict) => return self.ends(from, verdict),
+                Asked::Go => {
+                    let held = self.take(from).freeze();
+                    return self.pass_from(held, from, false).await;
+                }
+            }
+        }
+    }
+
+    async fn pass_trailers(&mut self, trailers: HeaderMap) -> Result<Bytes, Stop> {
+        self.run.env.response_trailers = Some(FieldMap::new(trailers));
+        let mut out = BytesMut::new();
+        for at in (0..self.reach).rev() {
+            let holds = self.held.get(at).is_some_and(Option::is_some);
+            if holds {
+                let held = self.take(at).freeze();
+                self.run.env.chunk = Body::new(held);
+            }
+            let waits = match self.run.call(at, Side::Response, |s, env| s.on_response_trailers(env)) {
+                Step::Go => None,
+                Step::Paused { .. } => self.run.wait(at, Side::Response, std::future::pending()).await,
+                Step::End(verdict) => Some(verdict),
+            };
+            if let Some(verdict) = waits {
+                return self.ends(at, verdict);
+            }
+            if holds {
+                let held = self.run.env.take_chunk();
+                out.extend_from_slice(&self.pass_from(held, at, false).await?);
+            }
+        }
+        Ok(out.freeze())
+    }
+}
+
+impl From<Stop> for FilterVerdict {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Failed(words) => Self::Failed(Refusal::new(Kind::Plugin, words)),
+            Stop::Answers(response) => Self::Answer(response),
+            Stop::Closes => Self::Close,
+        }
+    }
+}
+
+impl ResponseFilter for ChunkFilter<'_> {
+    fn chunk(&mut self, chunk: Bytes, end: bool) -> BoxFuture<'_, Result<Bytes, Stop>> {
+        self.pass(chunk, end).boxed()
+    }
+
+    fn released(&mut self) -> BoxFuture<'_, Result<Bytes, Stop>> {
+        ChunkFilter::released(self).boxed()
+    }
+
+    fn trailers(&mut self, trailers: HeaderMap) -> BoxFuture<'_, Result<Bytes, Stop>> {
+        self.pass_trailers(trailers).boxed()
+    }
+}
+
+/// A part that is held, where callbacks see it. Goes back when this is dropped.
+struct Shown<'a, 'b> {
+    filter: &'a mut ChunkFilter<'b>,
+    at: usize,
+}
+
+impl<'a, 'b> Shown<'a, 'b> {
+    fn new(filter: &'a mut ChunkFilter<'b>, at: usize) -> Self {
+        let held = filter.take(at);
+        filter.run.env.chunk = Body::new(held.freeze());
+        Self { filter, at }
+    }
+}
+
+impl Drop for Shown<'_, '_> {
+    fn drop(&mut self) {
+        let held = self.filter.run.env.take_chunk();
+        self.filter.put(self.at, held);
+    }
+}
