@@ -2,7 +2,10 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::callout::{CallCommand, CallId, GRPC_UNAVAILABLE, GrpcEvent, HttpReply, Outgoing};
+use crate::callback::Callback;
+use crate::callout::{CallCommand, CallId, CallKind, GRPC_UNAVAILABLE, GrpcEvent, HttpReply, Outgoing, Shown};
+use crate::host::ROOT_CONTEXT;
+use crate::http_env::FieldMap;
 use crate::instance::Instance;
 use crate::outcome::Fault;
 use crate::plugin::PluginInner;
@@ -107,7 +110,7 @@ impl PluginInner {
             return Ok(false);
         };
         let Some(kind) = instance.call_kind(id.token) else { return Ok(false) };
-        let unary = !matches!(kind, crate::callout::CallKind::GrpcStream { .. });
+        let unary = !matches!(kind, CallKind::GrpcStream { .. });
         let ends = if unary { told.ends_unary() } else { told.ends_any() };
         let told = self.enter(&mut state, |instance| instance.tell(id.token, kind, told, ends));
         let outgoing = state.collect();
@@ -165,6 +168,117 @@ impl ShardState {
 }
 
 /// The words for a call that failed, as a gRPC close.
-pub(crate) fn close_of(reason: String) -> GrpcEvent {
+fn close_of(reason: String) -> GrpcEvent {
     GrpcEvent::Close { status: GRPC_UNAVAILABLE, message: reason }
+}
+
+// === impl Instance ===
+
+impl Instance {
+    /// What the guest asked of the gateway since the last question.
+    pub(crate) fn take_outbox(&mut self) -> Vec<Outgoing> {
+        std::mem::take(&mut self.store.data_mut().calls.outbox)
+    }
+
+    /// Ends all calls, since the instance goes away.
+    pub(crate) fn end_calls(&mut self) -> Vec<u32> {
+        self.store.data_mut().calls.end_all()
+    }
+
+    /// What kind of call this is, if it is open.
+    pub(crate) fn call_kind(&mut self, token: u32) -> Option<CallKind> {
+        self.store.data_mut().calls.get_mut(token).map(|call| call.kind)
+    }
+
+    pub(crate) fn has_call(&self, token: u32) -> bool {
+        self.store.data().calls.contains(token)
+    }
+
+    /// Calls that a context has open.
+    pub(crate) fn open_calls(&self, context: u32) -> usize {
+        self.store.data().calls.count(context)
+    }
+
+    /// Breaks the calls of a context off and tells the guest that they failed.
+    pub(crate) fn cancel_calls(&mut self, context: u32) -> wasmtime::Result<()> {
+        for token in self.store.data().calls.of(context) {
+            let Some(kind) = self.call_kind(token) else { continue };
+            self.store.data_mut().calls.outbox.push(Outgoing::Cancel(token));
+            self.tell(token, kind, Told::Failed("the stream that made the call is gone".to_owned()), true)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the guest what came of a call: with the root's id, as SDKs want it.
+    pub(crate) fn tell(&mut self, token: u32, kind: CallKind, told: Told, ends: bool) -> wasmtime::Result<()> {
+        if ends {
+            self.store.data_mut().calls.end(token);
+        }
+        let told = match (told, kind) {
+            (Told::Failed(reason), CallKind::Http) => Told::Http(Err(reason)),
+            (Told::Failed(reason), _) => Told::Grpc(close_of(reason)),
+            (told, _) => told,
+        };
+        let ran = match told {
+            Told::Http(answer) => self.tell_http(token, answer),
+            Told::Grpc(event) => self.tell_grpc(token, event),
+            Told::Failed(_) => Ok(()),
+        };
+        let host = self.store.data_mut();
+        host.shown = Arc::default();
+        host.status = (0, String::new());
+        ran
+    }
+
+    fn tell_http(&mut self, token: u32, answer: Result<HttpReply, String>) -> wasmtime::Result<()> {
+        let Some(call) = self.exports.http_call_response.clone() else { return Ok(()) };
+        self.prepare(ROOT_CONTEXT, Callback::HttpCallResponse);
+        let mut sizes = (0, 0, 0);
+        let host = self.store.data_mut();
+        match answer {
+            Ok(reply) => {
+                // The status is a pair of its own.
+                sizes = (1 + reply.headers.len(), reply.body.len(), reply.trailers.len());
+                host.shown = Arc::new(Shown::reply(reply));
+            }
+            Err(reason) => host.status = (BROKEN_CONNECTION, reason),
+        }
+        let (headers, body, trailers) = (number(sizes.0), number(sizes.1), number(sizes.2));
+        call.call(&mut self.store, (ROOT_CONTEXT, token, headers, body, trailers))
+    }
+
+    fn tell_grpc(&mut self, token: u32, event: GrpcEvent) -> wasmtime::Result<()> {
+        let (callback, export, size, shown) = match event {
+            GrpcEvent::InitialMetadata(map) => {
+                let size = map.len();
+                let shown = Shown { initial: Some(FieldMap::new(map)), ..Shown::default() };
+                (Callback::GrpcInitialMetadata, &self.exports.grpc_initial_metadata, number(size), shown)
+            }
+            GrpcEvent::Message(message) => {
+                let size = message.len();
+                let shown = Shown { message: Some(message), ..Shown::default() };
+                (Callback::GrpcReceive, &self.exports.grpc_receive, number(size), shown)
+            }
+            GrpcEvent::TrailingMetadata(map) => {
+                let size = map.len();
+                let shown = Shown { trailing: Some(FieldMap::new(map)), ..Shown::default() };
+                (Callback::GrpcTrailingMetadata, &self.exports.grpc_trailing_metadata, number(size), shown)
+            }
+            GrpcEvent::Close { status, message } => {
+                self.store.data_mut().status = (status, message);
+                (Callback::GrpcClose, &self.exports.grpc_close, status, Shown::default())
+            }
+        };
+        let Some(call) = export.clone() else { return Ok(()) };
+        self.prepare(ROOT_CONTEXT, callback);
+        self.store.data_mut().shown = Arc::new(shown);
+        call.call(&mut self.store, (ROOT_CONTEXT, token, size))
+    }
+}
+
+/// What `proxy_get_status` says of an HTTP call without an answer: Envoy's "broken connection".
+const BROKEN_CONNECTION: u32 = 11;
+
+pub(crate) fn number(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
 }

@@ -11,8 +11,7 @@ use wasmtime::{InstancePre, Store, Trap, UpdateDeadline};
 
 use crate::berth::Berth;
 use crate::callback::{Callback, GuestExports};
-use crate::callout::{CallKind, GrpcEvent, Outgoing, Shown};
-use crate::delivery::{Told, close_of};
+use crate::delivery::number;
 use crate::env::StreamEnv;
 use crate::guest_memory::GuestStop;
 use crate::host::{Host, Loaded, Phase, ROOT_CONTEXT, RootEnd, StreamSlot};
@@ -49,8 +48,8 @@ pub(crate) enum StreamCall {
 }
 
 pub(crate) struct Instance {
-    store: Store<Host>,
-    exports: GuestExports,
+    pub(crate) store: Store<Host>,
+    pub(crate) exports: GuestExports,
     sequence: u64,
     next_context: u32,
 }
@@ -199,7 +198,7 @@ impl Instance {
     }
 
     /// Arms the deadline and makes `context` the one the guest acts for.
-    fn prepare(&mut self, context: u32, callback: Callback) {
+    pub(crate) fn prepare(&mut self, context: u32, callback: Callback) {
         let deadline = epochs(self.store.data().plugin.spec.limits.callback_deadline_ms);
         let host = self.store.data_mut();
         // The context of the callback before may have been another stream's.
@@ -265,118 +264,6 @@ impl Instance {
         host.effects = Effects::default();
         Ok(())
     }
-}
-
-// === calls ===
-
-impl Instance {
-    /// What the guest asked of the gateway since the last question.
-    pub(crate) fn take_outbox(&mut self) -> Vec<Outgoing> {
-        std::mem::take(&mut self.store.data_mut().calls.outbox)
-    }
-
-    /// Ends all calls, since the instance goes away.
-    pub(crate) fn end_calls(&mut self) -> Vec<u32> {
-        self.store.data_mut().calls.end_all()
-    }
-
-    /// What kind of call this is, if it is open.
-    pub(crate) fn call_kind(&mut self, token: u32) -> Option<CallKind> {
-        self.store.data_mut().calls.get_mut(token).map(|call| call.kind)
-    }
-
-    pub(crate) fn has_call(&self, token: u32) -> bool {
-        self.store.data().calls.contains(token)
-    }
-
-    /// Calls that a context has open.
-    pub(crate) fn open_calls(&self, context: u32) -> usize {
-        self.store.data().calls.count(context)
-    }
-
-    /// Breaks the calls of a context off and tells the guest that they failed.
-    pub(crate) fn cancel_calls(&mut self, context: u32) -> wasmtime::Result<()> {
-        for token in self.store.data().calls.of(context) {
-            let Some(kind) = self.call_kind(token) else { continue };
-            self.store.data_mut().calls.outbox.push(Outgoing::Cancel(token));
-            self.tell(token, kind, Told::Failed("the stream that made the call is gone".to_owned()), true)?;
-        }
-        Ok(())
-    }
-
-    /// Tells the guest what came of a call: with the root's id, as SDKs want it.
-    pub(crate) fn tell(&mut self, token: u32, kind: CallKind, told: Told, ends: bool) -> wasmtime::Result<()> {
-        if ends {
-            self.store.data_mut().calls.end(token);
-        }
-        let told = match (told, kind) {
-            (Told::Failed(reason), CallKind::Http) => Told::Http(Err(reason)),
-            (Told::Failed(reason), _) => Told::Grpc(close_of(reason)),
-            (told, _) => told,
-        };
-        let ran = match told {
-            Told::Http(answer) => self.tell_http(token, answer),
-            Told::Grpc(event) => self.tell_grpc(token, event),
-            Told::Failed(_) => Ok(()),
-        };
-        let host = self.store.data_mut();
-        host.shown = Arc::default();
-        host.status = (0, String::new());
-        ran
-    }
-
-    fn tell_http(&mut self, token: u32, answer: Result<crate::callout::HttpReply, String>) -> wasmtime::Result<()> {
-        let Some(call) = self.exports.http_call_response.clone() else { return Ok(()) };
-        self.prepare(ROOT_CONTEXT, Callback::HttpCallResponse);
-        let mut sizes = (0, 0, 0);
-        let host = self.store.data_mut();
-        match answer {
-            Ok(reply) => {
-                // The status is a pair of its own.
-                sizes = (1 + reply.headers.len(), reply.body.len(), reply.trailers.len());
-                host.shown = Arc::new(Shown::reply(reply));
-            }
-            Err(reason) => host.status = (BROKEN_CONNECTION, reason),
-        }
-        let (headers, body, trailers) = (number(sizes.0), number(sizes.1), number(sizes.2));
-        call.call(&mut self.store, (ROOT_CONTEXT, token, headers, body, trailers))
-    }
-
-    fn tell_grpc(&mut self, token: u32, event: GrpcEvent) -> wasmtime::Result<()> {
-        use crate::http_env::FieldMap;
-        let (callback, export, size, shown) = match event {
-            GrpcEvent::InitialMetadata(map) => {
-                let size = map.len();
-                let shown = Shown { initial: Some(FieldMap::new(map)), ..Shown::default() };
-                (Callback::GrpcInitialMetadata, &self.exports.grpc_initial_metadata, number(size), shown)
-            }
-            GrpcEvent::Message(message) => {
-                let size = message.len();
-                let shown = Shown { message: Some(message), ..Shown::default() };
-                (Callback::GrpcReceive, &self.exports.grpc_receive, number(size), shown)
-            }
-            GrpcEvent::TrailingMetadata(map) => {
-                let size = map.len();
-                let shown = Shown { trailing: Some(FieldMap::new(map)), ..Shown::default() };
-                (Callback::GrpcTrailingMetadata, &self.exports.grpc_trailing_metadata, number(size), shown)
-            }
-            GrpcEvent::Close { status, message } => {
-                self.store.data_mut().status = (status, message);
-                (Callback::GrpcClose, &self.exports.grpc_close, status, Shown::default())
-            }
-        };
-        let Some(call) = export.clone() else { return Ok(()) };
-        self.prepare(ROOT_CONTEXT, callback);
-        self.store.data_mut().shown = Arc::new(shown);
-        call.call(&mut self.store, (ROOT_CONTEXT, token, size))
-    }
-}
-
-/// What `proxy_get_status` says of an HTTP call without an answer: Envoy's "broken connection".
-const BROKEN_CONNECTION: u32 = 11;
-
-fn number(n: usize) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
 }
 
 // === the root context ===

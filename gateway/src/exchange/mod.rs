@@ -1,6 +1,7 @@
 //! One request, from its head to its end. The stages stand in the order in which a request meets them.
 
 mod attempt;
+mod filtering;
 mod give_up;
 mod local;
 mod record;

@@ -1,19 +1,20 @@
 //! One turn: body, filters, understanding, admission, then attempts on workers until one answers.
 
 use super::attempt::{Attempt, Attempted};
+use super::filtering::{ended_by_filter, through_filters};
 use super::reply::Reply;
 use super::retries::Retries;
 use super::{Connection, Exchange, give_up};
 use crate::admission::{Permit, Refused, Wish};
 use crate::clock::now_ms;
 use crate::errors::{Kind, Refusal};
-use crate::filters::{FilterEnv, FilterRun, FilterVerdict};
+use crate::filters::{FilterEnv, FilterRun};
 use crate::forward::{AttemptFault, client_gone};
 use crate::gateway::Gateway;
 use crate::generation::PoolRuntime;
 use crate::placement::{self, NoPlace, Placed, Request};
 use crate::policy::{EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
-use crate::request_body::{self, BodyLimits, Held};
+use crate::request_body::{self, Held};
 use crate::sessions::Waiter;
 use bytes::Bytes;
 use http::request::Parts as ReqParts;
@@ -132,41 +133,6 @@ pub(super) async fn serve(
     let served = progress.run(client).await;
     progress.finish(&served);
     served
-}
-
-/// The request's head and body on their way through the filters: what is left of the body.
-async fn through_filters(
-    run: &mut FilterRun,
-    client: &mut ServerSession,
-    limits: BodyLimits,
-    held: &mut Held,
-) -> Result<Bytes, FilterVerdict> {
-    let bodiless = request_body::is_empty(client);
-    match run.request_headers(client, bodiless).await {
-        FilterVerdict::Go if bodiless => Ok(Bytes::new()),
-        FilterVerdict::Go => run.request_body(client, limits, held).await,
-        verdict => Err(verdict),
-    }
-}
-
-/// What becomes of an exchange that does not go on because of its filters.
-async fn ended_by_filter(
-    client: &mut ServerSession,
-    exchange: &mut Exchange,
-    verdict: FilterVerdict,
-    protocol: Protocol,
-) -> Result<Connection, Refusal> {
-    if !matches!(verdict, FilterVerdict::Close) {
-        request_body::drain(client).await;
-    }
-    match verdict {
-        FilterVerdict::Answer(response) => answer(client, exchange, &response, protocol).await,
-        FilterVerdict::Failed(refusal) => Err(refusal),
-        FilterVerdict::Close | FilterVerdict::Go => {
-            exchange.record.end = "plugin_close";
-            Ok(Connection::Cut)
-        }
-    }
 }
 
 fn request_head(client: &ServerSession, headers: HeaderMap, request_id: &str) -> RequestHead {
