@@ -325,6 +325,7 @@ impl Admin {
                     "config": serde_json::from_str::<Value>(&c.configuration).unwrap_or(Value::Null),
                     "instances": stats.shards,
                     "healthy_instances": stats.healthy_shards,
+                    "open_calls": stats.open_calls,
                     "start": stats.generation,
                     "calls": stats.calls,
                     "mean_us": if stats.calls == 0 { 0.0 } else { stats.nanoseconds as f64 / stats.calls as f64 / 1e3 },

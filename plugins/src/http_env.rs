@@ -32,6 +32,7 @@ pub struct RequestMap {
     pub scheme: &'static str,
     /// Everything else, without `host`.
     pub fields: FieldMap,
+    sealed: bool,
 }
 
 /// A response's headers with `:status`.
@@ -41,6 +42,7 @@ pub struct ResponseMap {
     pub status: StatusCode,
     /// Everything else.
     pub fields: FieldMap,
+    sealed: bool,
 }
 
 /// A held body that guests may edit.
@@ -173,7 +175,12 @@ impl RequestMap {
         {
             authority = Bytes::copy_from_slice(host.as_bytes());
         }
-        Self { method, path: path.into(), authority, scheme: "http", fields: FieldMap::new(fields) }
+        Self { method, path: path.into(), authority, scheme: "http", fields: FieldMap::new(fields), sealed: false }
+    }
+
+    /// The head has gone on: from now on it can be read only.
+    pub fn seal(&mut self) {
+        self.sealed = true;
     }
 
     fn name(name: &[u8]) -> RequestName {
@@ -229,6 +236,7 @@ impl HeaderPairs for RequestMap {
     }
 
     fn add(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        open(self.sealed)?;
         match Self::name(name) {
             RequestName::Field => self.fields.add(name, value),
             pseudo => self.set_pseudo(&pseudo, value),
@@ -236,6 +244,7 @@ impl HeaderPairs for RequestMap {
     }
 
     fn replace(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        open(self.sealed)?;
         match Self::name(name) {
             RequestName::Field => self.fields.replace(name, value),
             pseudo => self.set_pseudo(&pseudo, value),
@@ -243,6 +252,7 @@ impl HeaderPairs for RequestMap {
     }
 
     fn remove(&mut self, name: &[u8]) -> Result<(), Status> {
+        open(self.sealed)?;
         match Self::name(name) {
             RequestName::Field => self.fields.remove(name),
             _ => Err(Status::BadArgument),
@@ -250,6 +260,7 @@ impl HeaderPairs for RequestMap {
     }
 
     fn replace_all(&mut self, pairs: &[(&[u8], &[u8])]) -> Result<(), Status> {
+        open(self.sealed)?;
         let mut next = Self { fields: FieldMap::default(), ..self.clone() };
         for (name, value) in pairs {
             match Self::name(name) {
@@ -268,7 +279,12 @@ impl HeaderPairs for RequestMap {
 impl ResponseMap {
     /// A response.
     pub fn new(status: StatusCode, fields: HeaderMap) -> Self {
-        Self { status, fields: FieldMap::new(fields) }
+        Self { status, fields: FieldMap::new(fields), sealed: false }
+    }
+
+    /// The head has gone on: from now on it can be read only.
+    pub fn seal(&mut self) {
+        self.sealed = true;
     }
 
     fn set_status(&mut self, value: &[u8]) -> Result<(), Status> {
@@ -303,25 +319,34 @@ impl HeaderPairs for ResponseMap {
     }
 
     fn add(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        open(self.sealed)?;
         if is_status(name) { self.set_status(value) } else { self.fields.add(name, value) }
     }
 
     fn replace(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
+        open(self.sealed)?;
         if is_status(name) { self.set_status(value) } else { self.fields.replace(name, value) }
     }
 
     fn remove(&mut self, name: &[u8]) -> Result<(), Status> {
+        open(self.sealed)?;
         if is_status(name) { Err(Status::BadArgument) } else { self.fields.remove(name) }
     }
 
     fn replace_all(&mut self, pairs: &[(&[u8], &[u8])]) -> Result<(), Status> {
-        let mut next = Self { status: self.status, fields: FieldMap::default() };
+        open(self.sealed)?;
+        let mut next = Self { status: self.status, fields: FieldMap::default(), sealed: false };
         for (name, value) in pairs {
             next.add(name, value)?;
         }
         *self = next;
         Ok(())
     }
+}
+
+/// Refuses to write where nothing can be changed any more.
+fn open(sealed: bool) -> Result<(), Status> {
+    if sealed { Err(Status::BadArgument) } else { Ok(()) }
 }
 
 // === impl Body ===

@@ -141,3 +141,21 @@ fn a_map_grows_no_larger_than_one_that_can_be_handed_over() {
     map.replace(b"b", &half).unwrap();
     assert_eq!(map.len(), 2);
 }
+
+#[test]
+fn a_head_that_has_gone_on_is_read_only() {
+    let mut request = RequestMap::new(Method::GET, "/", "a", HeaderMap::new());
+    request.add(b"x", b"1").unwrap();
+    request.seal();
+    let mut response = ResponseMap::new(StatusCode::OK, HeaderMap::new());
+    response.seal();
+    for map in [&mut request as &mut dyn HeaderPairs, &mut response] {
+        let before = map.len();
+        assert_eq!(map.add(b"x", b"2"), Err(Status::BadArgument));
+        assert_eq!(map.replace(b"x", b"2"), Err(Status::BadArgument));
+        assert_eq!(map.remove(b"x"), Err(Status::BadArgument));
+        assert_eq!(map.replace_all(&[]), Err(Status::BadArgument));
+        assert_eq!(map.len(), before);
+    }
+    assert_eq!(request.get(b"x").unwrap(), b"1".as_slice());
+}

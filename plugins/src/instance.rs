@@ -223,6 +223,11 @@ impl Instance {
     pub(crate) fn call(&mut self, context: u32, call: StreamCall) -> wasmtime::Result<CallOutcome> {
         let (callback, is_headers) = call.callback();
         self.prepare(context, callback);
+        // Whoever continued a stream that had not paused has not continued the pause that may come now.
+        if let Some(slot) = self.store.data_mut().streams.get_mut(&context) {
+            slot.effects.continue_request = false;
+            slot.effects.continue_response = false;
+        }
         let returned = call.enter(&mut self.store, &self.exports, context)?;
         let mut effects = std::mem::take(&mut self.store.data_mut().effects);
         let action = match returned {

@@ -20,6 +20,12 @@ pub(crate) fn link(
 ) -> Result<InstancePre<Host>, String> {
     let problems = problems(linker, module, store);
     let instantiate = |linker: &Linker<Host>| linker.instantiate_pre(module).map_err(|error| format!("{error:#}"));
+    for name in spec.allowed_imports.iter().flatten() {
+        let known = ["env", "wasi_snapshot_preview1"].iter().any(|from| linker.get(&mut *store, from, name).is_ok());
+        if !known {
+            return Err(format!("{name} is allowed to the plugin, and no function of this host has that name"));
+        }
+    }
     let disallowed = disallowed(module, spec);
     if problems.is_empty() && disallowed.is_empty() {
         return instantiate(linker);

@@ -91,7 +91,12 @@ impl Reply {
         }
         let Self { mut head, body } = self;
         exchange.record.status = head.status.as_u16();
-        head.insert_header(header::CONTENT_LENGTH, body.len().to_string())?;
+        // These have no body, whatever a plugin gave them.
+        let bodiless = matches!(head.status.as_u16(), 204 | 304);
+        let body = if bodiless { Bytes::new() } else { body };
+        if !bodiless {
+            head.insert_header(header::CONTENT_LENGTH, body.len().to_string())?;
+        }
         head.insert_header("x-request-id", exchange.record.request_id.as_str())?;
         if close {
             client.set_keepalive(None);

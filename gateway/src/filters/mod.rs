@@ -21,7 +21,9 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 use turnstile_config::{OnError, Phase};
-use turnstile_plugins::{CallOutcome, CallResult, Callback, Effects, Fault, FaultKind, Lent, LocalResponse, Stream};
+use turnstile_plugins::{
+    CallOutcome, CallResult, Callback, Effects, Fault, FaultKind, Lent, LocalResponse, ResponseMap, Stream,
+};
 
 /// How a side of the exchange went through the filters.
 #[derive(Debug)]
@@ -90,7 +92,9 @@ impl FilterRun {
     /// What the client gets, for their logs.
     pub fn answered(&mut self, head: &pingora_http::ResponseHeader) {
         self.answered = true;
-        self.env.response = Some(turnstile_plugins::ResponseMap::new(head.status, head.headers.clone()));
+        let mut map = ResponseMap::new(head.status, head.headers.clone());
+        map.seal();
+        self.env.response = Some(map);
     }
 
     /// Why the gateway or a plugin answers in a worker's place.
@@ -113,6 +117,7 @@ impl FilterRun {
         head.headers = Arc::new(headers);
         head.path = self.env.request.path.clone();
         head.method = self.env.request.method.clone();
+        self.env.request.seal();
         head
     }
 

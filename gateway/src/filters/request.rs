@@ -110,8 +110,8 @@ impl FilterRun {
                 tokio::pin!(read);
                 loop {
                     tokio::select! {
+                        // What is to go on goes before the next piece does.
                         biased;
-                        piece = &mut read => break Ok(piece),
                         (from, effects) = self.effects() => {
                             let waits = from == holds || passing.holds(from);
                             match self.asked(Side::Request, waits, from, effects) {
@@ -120,6 +120,7 @@ impl FilterRun {
                                 Asked::End(verdict) => break Err((from, Some(verdict))),
                             }
                         }
+                        piece = &mut read => break Ok(piece),
                     }
                 }
             };

@@ -57,6 +57,9 @@ impl FilterRun {
             let _ = changed.insert_header(header::TRANSFER_ENCODING, framing);
         }
         *head = changed;
+        if let Some(map) = &mut self.env.response {
+            map.seal();
+        }
         FilterVerdict::Go
     }
 

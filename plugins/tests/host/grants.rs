@@ -84,6 +84,14 @@ fn a_local_response_sets_no_cookie_without_the_grant() {
 }
 
 #[test]
+fn an_import_that_does_not_exist_cannot_be_allowed() {
+    let mut spec = Guest::new("").spec();
+    spec.allowed_imports = Some(vec!["proxy_log".to_owned(), "fd_write".to_owned(), "proxy_htp_call".to_owned()]);
+    let error = Rig::start(spec).err().unwrap();
+    assert!(error.message.contains("proxy_htp_call"), "{error}");
+}
+
+#[test]
 fn imports_that_are_not_allowed_answer_so_and_do_nothing() {
     let guest = Guest::on_request_headers(
         "(call $put (call $replace_header (i32.const 0) (i32.const 160) (i32.const 1) (i32.const 160) (i32.const 1)))

@@ -149,3 +149,30 @@ fn ticks_and_queues_resume_streams() {
         assert_eq!(rings, 1, "{by}");
     }
 }
+
+#[test]
+fn a_stream_that_is_continued_before_it_pauses_still_pauses() {
+    let rig = Guest::new(
+        r#"(func (export "proxy_on_configure") (param i32 i32) (result i32)
+             (drop (call $set_tick (i32.const 10))) (i32.const 1))
+           (func (export "proxy_on_request_headers") (param $context i32) (param i32 i32) (result i32)
+             (i32.store (i32.const 904) (local.get $context)) (i32.const 0))
+           (func (export "proxy_on_request_body") (param i32 i32 i32) (result i32) (i32.const 1))
+           (func (export "proxy_on_tick") (param i32)
+             (drop (call $effective (i32.load (i32.const 904))))
+             (drop (call $continue_stream (i32.const 0))))"#,
+    )
+    .start();
+    let (mut stream, mut env) = (rig.stream(), request());
+    stream.on_request_headers(&mut env, false).unwrap();
+    rig.plugin.tick(0);
+    rig.plugin.tick(10);
+    assert!(stream.on_request_body(&mut env, 0, true).unwrap().paused_request());
+    let (effects, _) = wait(&mut stream, &mut env, || ());
+    assert!(effects.is_pending(), "{effects:?}");
+    let (effects, rings) = wait(&mut stream, &mut env, || {
+        rig.plugin.tick(20);
+    });
+    assert!(matches!(effects, Poll::Ready(Ok(effects)) if effects.continue_request));
+    assert_eq!(rings, 1);
+}

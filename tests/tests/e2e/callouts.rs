@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use turnstile_tests::harness::{
-    Answer, CHAT, Guest, PluginText, Request, Rig, Service, Setup, WorkerExt, built_in, chat, until,
+    Answer, CHAT, Guest, PluginText, Request, Rig, Service, Setup, WorkerExt, built_in, chat, send, until,
 };
 
 /// Asks the service about each request and waits for what it says: the request goes on with the answer's body in
@@ -192,4 +192,54 @@ async fn a_certificate_that_nobody_vouches_for_is_refused() {
     assert!(service.calls().is_empty());
     let summary = rig.admin("/plugins").await.json();
     assert_eq!(summary["plugins"][0]["name"], json!("gate"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_that_waits_for_nothing_has_failed_after_its_time() {
+    let guest =
+        Guest::new(r#"(func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 1))"#);
+    let service = Service::start().await;
+    for phase in ["admit", "route"] {
+        for (on_error, status) in [("fallback", 200), ("closed", 500)] {
+            let plugin = plugin(phase).key("pause_timeout_ms = 50").key(format!("on_error = {on_error:?}"));
+            let rig = setup(&service, &guest, plugin).start().await;
+            let answer = asked(&rig).await;
+            assert_eq!(answer.status, status, "{phase} {on_error}: {}", answer.text());
+            // A turn that is only thought through waits for nobody.
+            let question = Request::json("/explain", &json!({"body": chat("Hello")}));
+            let explained = send(rig.admin_addr(), &question).await;
+            assert_eq!((explained.status, explained.json()["worker"].is_string()), (200, true), "{}", explained.text());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_answers_and_closes_while_it_waits() {
+    let service = Service::start().await;
+    let rig = setup(&service, &gate("service", "/cut", 0), plugin("route")).start().await;
+    assert_eq!(asked(&rig).await.status, 403);
+    let closing = Guest::new(
+        r#"(func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
+             (drop (call $close_stream (i32.const 0))) (i32.const 0))"#,
+    );
+    let rig = setup(&service, &closing, plugin("admit")).start().await;
+    assert!(rig.begin(&Request::json(CHAT, &chat("Hello"))).await.try_head().await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_are_for_plugins_that_were_granted_them() {
+    // Tells in the answer whether it sees the header.
+    let guest = Guest::new(
+        r#"(data (i32.const 600) "authorizationx-sees1")
+        (func (export "proxy_on_response_headers") (param i32 i32 i32) (result i32)
+          (if (i32.eqz (call $get_header (i32.const 0) (i32.const 600) (i32.const 13) (i32.const 4104) (i32.const 4108)))
+            (then (drop (call $add_header (i32.const 2) (i32.const 613) (i32.const 6) (i32.const 619) (i32.const 1)))))
+          (i32.const 0))"#,
+    );
+    let service = Service::start().await;
+    for (keys, sees) in [("", None), ("secret_headers = [\"authorization\"]", Some("1"))] {
+        let rig = setup(&service, &guest, plugin("filter").key(keys)).start().await;
+        let request = Request::json(CHAT, &chat("Hello")).header("authorization", "Bearer key");
+        assert_eq!(rig.send(&request).await.header("x-sees"), sees);
+    }
 }

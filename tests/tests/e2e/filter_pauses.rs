@@ -287,3 +287,23 @@ async fn a_filter_answers_before_the_body_has_come() {
     assert_eq!((answer.status, answer.text().as_str()), (403, "no"));
     connection.closed().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_local_answer_without_a_body_has_none() {
+    for status in [204, 304] {
+        let guest = Guest::new(&format!(
+            r#"(data (i32.const 640) "no")
+               (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
+                 (drop (call $respond (i32.const {status}) (i32.const 0) (i32.const 0) (i32.const 640) (i32.const 2)
+                   (i32.const 0) (i32.const 0) (i32.const -1))) (i32.const 0))"#
+        ));
+        let rig = start(&guest, &[filter("A")]).await;
+        let mut connection = rig.connect().await;
+        for _ in 0..2 {
+            connection.send(&Request::json(CHAT, &chat("Hello"))).await;
+            let head = connection.head().await;
+            assert_eq!((head.status, head.header("content-length")), (status, None));
+        }
+        drop(connection);
+    }
+}
