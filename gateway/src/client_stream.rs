@@ -5,16 +5,14 @@
 //! chunk than the grammar does, and sees a client leave only when it has read all that came before. All of that is known here,
 //! where every byte passes.
 
+mod delegation;
+
 use crate::chunked::Chunks;
-use async_trait::async_trait;
 use bytes::{Buf, BufMut as _, BytesMut};
 use http::HeaderMap;
 use parking_lot::Mutex;
+use pingora_core::protocols::SocketDigest;
 use pingora_core::protocols::http::v1::server::HttpSession;
-use pingora_core::protocols::{
-    GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, TimingDigest, UniqueID,
-    UniqueIDType, raw_connect::ProxyDigest,
-};
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
@@ -23,7 +21,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, BufWriter, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, BufWriter, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
@@ -152,6 +150,15 @@ impl ClientStream {
         watch.by_head = true;
         watch.patience = limits.patience;
         watch.fault = None;
+    }
+
+    /// Resolves when there is something to read of the next head.
+    ///
+    /// # Errors
+    /// The connection broke, or nothing came within [`ClientLimits::idle`].
+    pub async fn head_begins(&self) -> io::Result<()> {
+        let socket = self.inner.get_ref();
+        poll_fn(|cx| socket.poll_begun(cx)).await
     }
 
     /// From now on a chunked body is read, and no byte behind it.
@@ -331,13 +338,19 @@ impl Socket {
             }
             return Poll::Ready(Ok(()));
         }
-        let timer = watch.timer.get_or_insert_with(|| Box::pin(sleep_until(head.deadline)));
-        if timer.deadline() != head.deadline {
-            timer.as_mut().reset(head.deadline);
+        watch.poll_deadline(cx)
+    }
+
+    /// Whether something of the next head is there, within the limits of the head that is being read.
+    fn poll_begun(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut watch = self.watch.lock();
+        if !watch.ahead.is_empty() {
+            return Poll::Ready(Ok(()));
         }
-        ready!(timer.as_mut().poll(cx));
-        watch.fault = Some(if head.begun { ReadFault::HeadTooSlow } else { ReadFault::Idle });
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+        match self.tcp.poll_read_ready(cx) {
+            Poll::Pending => watch.poll_deadline(cx),
+            ready => ready,
+        }
     }
 
     /// Gives up on a client that takes nothing.
@@ -356,6 +369,18 @@ impl Socket {
 // === impl Watch ===
 
 impl Watch {
+    /// An error once the time for the head is over.
+    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Reading::Head(head) = &self.reading else { return Poll::Pending };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(head.deadline)));
+        if timer.deadline() != head.deadline {
+            timer.as_mut().reset(head.deadline);
+        }
+        ready!(timer.as_mut().poll(cx));
+        self.fault = Some(if head.begun { ReadFault::HeadTooSlow } else { ReadFault::Idle });
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
     /// So much of what was taken ahead has been read.
     fn take_ahead(&mut self, bytes: usize) {
         self.ahead.advance(bytes);
@@ -430,76 +455,6 @@ impl AsyncWrite for Socket {
 
     fn is_write_vectored(&self) -> bool {
         self.tcp.is_write_vectored()
-    }
-}
-
-// === delegation ===
-
-impl AsyncRead for ClientStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(self.inner.get_mut()).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for ClientStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-}
-
-#[async_trait]
-impl Shutdown for ClientStream {
-    async fn shutdown(&mut self) {
-        // Whoever is gone does not get the rest.
-        let _ = self.inner.shutdown().await;
-    }
-}
-
-impl UniqueID for ClientStream {
-    fn id(&self) -> UniqueIDType {
-        self.inner.get_ref().tcp.as_raw_fd()
-    }
-}
-
-impl Ssl for ClientStream {}
-
-impl Peek for ClientStream {}
-
-impl GetTimingDigest for ClientStream {
-    fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
-        Vec::new()
-    }
-}
-
-impl GetProxyDigest for ClientStream {
-    fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
-        None
-    }
-}
-
-impl GetSocketDigest for ClientStream {
-    fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
-        Some(Arc::clone(&self.digest))
     }
 }
 

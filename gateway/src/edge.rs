@@ -132,7 +132,7 @@ impl ServerApp for Edge {
             };
         if http2 {
             stream.read_freely();
-            http2::serve(&self.gateway, stream, shutdown).await;
+            Box::pin(http2::serve(&self.gateway, stream, shutdown)).await;
         } else {
             http1::serve(&self.gateway, stream, shutdown).await;
         }

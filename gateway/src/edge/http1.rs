@@ -22,13 +22,24 @@ use turnstile_fleet::route::Protocol;
 /// Serves a connection to its end.
 pub(super) async fn serve(gateway: &Arc<Gateway>, stream: Box<ClientStream>, shutdown: &ShutdownWatch) {
     // The limits of the first head run since the connection began.
-    let mut next = serve_one(gateway, begin(stream, None), shutdown).await;
-    while let Some((stream, ahead)) = next {
-        let session = begin(stream, ahead);
-        if let Some(client) = ClientStream::of(&session) {
+    let mut next: Option<(Stream, Option<BytesMut>)> = Some((stream, None));
+    while let Some((stream, ahead)) = next.take() {
+        // Nothing is made for a request that has not begun.
+        if ahead.is_none()
+            && let Some(client) = (*stream).as_any().downcast_ref::<ClientStream>()
+        {
+            tokio::select! {
+                biased;
+                begun = client.head_begins() => if begun.is_err() { return },
+                () = stopped(shutdown) => return,
+            }
+        }
+        next = serve_one(gateway, begin(stream, ahead), shutdown).await;
+        if let Some((stream, _)) = &next
+            && let Some(client) = (**stream).as_any().downcast_ref::<ClientStream>()
+        {
             client.read_head(limits(&gateway.generation.load().config, false));
         }
-        next = serve_one(gateway, session, shutdown).await;
     }
 }
 
@@ -75,7 +86,8 @@ async fn serve_one(
         session.set_server_keepalive(None);
     }
     let mut session = ServerSession::H1(session);
-    let connection = exchange::serve(gateway, &mut session).await;
+    // On the heap: the state of a request is large, and an idle connection need not hold room for one.
+    let connection = Box::pin(exchange::serve(gateway, &mut session)).await;
     let ServerSession::H1(mut session) = session else { return None };
     match connection {
         Connection::Keep | Connection::Close => {

@@ -87,7 +87,7 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
     gateway.metrics.in_progress.with_label_values(&[label]).inc();
     let progress = InProgress { gateway: Arc::clone(gateway), label };
     let served = match checked.and_then(|()| check(client)) {
-        // On the heap: the state of a turn is large, and an idle connection need not hold room for one.
+        // On the heap: the state of a turn is large, and it is handed on a few times before it begins.
         Ok(()) => match gateway.stopping.run(Box::pin(turn::serve(gateway, client, route, &mut exchange))).await {
             Ok(served) => served,
             Err(cut) if client.response_written().is_none() => Err(cut.refusal()),
