@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 TURNSTILE := $(TARGET_DIR)/debug/turnstile
 
-.PHONY: help demo build test lint deny policies bench soak session-sim test-sglang docs setup fuzz
+.PHONY: help demo build test lint deny policies bench soak swaps session-sim test-sglang docs setup fuzz
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ soak: setup ## 20 minutes (SOAK_MINUTES) of agents on failing workers; memory, f
 	$(CARGO) build --locked -p turnstile -p turnstile-tests --bins
 	$(TARGET_DIR)/debug/turnstile-soak
 
+swaps: setup ## SWAPS (10000) swaps of a policy under streaming load, one bad module in ten: nothing fails, nothing grows
+	SWAPS=$(or $(SWAPS),10000) $(CARGO) nextest run --locked -p turnstile-tests --no-capture --retries 0 -E 'test(swaps_under_load)'
+
 session-sim: setup ## random schedules of sessions against faults in virtual time (SEEDS=5000 FIRST=0; a failing one is printed for replay)
 	$(CARGO) build --locked -p turnstile-tests --bin turnstile-session-sim
 	$(TARGET_DIR)/debug/turnstile-session-sim --first $(or $(FIRST),0) --seeds $(or $(SEEDS),5000)
@@ -54,4 +57,4 @@ test-sglang: build ## the same conversation against a real SGLang on CPU (downlo
 	tests/sglang/run.sh
 
 docs: ## rewrite the generated pages in docs/
-	UPDATE_DOCS=1 $(CARGO) nextest run --locked -p turnstile-config -p turnstile -E 'test(docs_are_fresh)'
+	UPDATE_DOCS=1 $(CARGO) nextest run --locked -p turnstile-config -p turnstile -E 'test(fresh)'

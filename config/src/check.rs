@@ -27,6 +27,12 @@ pub(crate) fn complete(config: &mut Config, base_dir: &Path) {
         if let PluginSource::File(path) = &mut plugin.wasm {
             absolute(path);
         }
+        if let Some(path) = &mut plugin.self_test {
+            absolute(path);
+        }
+        if let Some(sha256) = &mut plugin.sha256 {
+            sha256.make_ascii_lowercase();
+        }
     }
     if let Some(token) = &mut config.admin.token {
         token.resolve_path(base_dir);
@@ -154,6 +160,7 @@ impl Checker<'_> {
             let at = plugins.item(index);
             names.add(self, &at.entry("name"), &plugin.name);
             self.plugin(plugin, &at);
+            self.trial(config, plugin, &at);
             let mut listed = Unique::new("the name");
             for (index, name) in plugin.upstreams.iter().enumerate() {
                 let at = at.entry("upstreams").item(index);
@@ -194,15 +201,64 @@ impl Checker<'_> {
                 self.problem(&at.entry("phase"), message);
             }
             PluginSource::BuiltIn(_) => {}
-            PluginSource::File(path) => match std::fs::metadata(path) {
-                Ok(found) if found.is_file() => {}
-                Ok(_) => self.problem(&at.entry("wasm"), format!("{} is not a file", path.display())),
-                Err(error) => self.problem(&at.entry("wasm"), format!("cannot read {}: {error}", path.display())),
-            },
+            PluginSource::File(path) => self.file(&at.entry("wasm"), path),
+            PluginSource::Url(_) if plugin.sha256.is_none() && !self.has_problem(&at.entry("sha256")) => {
+                self.problem(&at.entry("wasm"), "a module from a URL needs the sha256 that it must have");
+            }
+            PluginSource::Url(_) => {}
+        }
+        if let Some(path) = &plugin.self_test {
+            self.file(&at.entry("self_test"), path);
+        }
+        if plugin.recycle_memory_mib.is_some_and(|soft| soft >= plugin.memory_mib) {
+            let message = format!("must be below memory_mib, {}", plugin.memory_mib);
+            self.problem(&at.entry("recycle_memory_mib"), message);
         }
         if plugin.phase == Phase::Filter && plugin.on_error == Some(OnError::Fallback) {
             let message = "the phase \"filter\" has no native default to fall back on; expected \"closed\" or \"open\"";
             self.problem(&at.entry("on_error"), message);
+        }
+    }
+
+    fn file(&mut self, at: &At<'_>, path: &Path) {
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_file() => {}
+            Ok(_) => self.problem(at, format!("{} is not a file", path.display())),
+            Err(error) => self.problem(at, format!("cannot read {}: {error}", path.display())),
+        }
+    }
+
+    /// Shadows and canaries.
+    fn trial(&mut self, config: &Config, plugin: &Plugin, at: &At<'_>) {
+        let (shadow, canary) = (at.entry("shadow"), at.entry("canary"));
+        if plugin.shadow && plugin.phase == Phase::Filter {
+            self.problem(
+                &shadow,
+                "a filter has no decision that could stay without effect; for the phases admit and route",
+            );
+        }
+        let Some(trial) = &plugin.canary else { return };
+        if plugin.phase == Phase::Filter {
+            self.problem(&canary, "the session of a request is not known to filters; for the phases admit and route");
+        }
+        if plugin.shadow {
+            self.problem(&shadow, "a canary decides, a shadow does not: expected one of the two");
+        }
+        let of = canary.entry("of");
+        let same = |other: &&Plugin| other.canary.as_ref().is_some_and(|c| c.of == trial.of);
+        match config.plugins.iter().find(|other| other.name == trial.of) {
+            None => self.problem(&of, format!("there is no plugin {}", trial.of)),
+            Some(other) if other.phase != plugin.phase => {
+                let message = format!("{} runs in the phase \"{}\", not \"{}\"", other.name, other.phase, plugin.phase);
+                self.problem(&of, message);
+            }
+            Some(other) if other.shadow || other.canary.is_some() => {
+                self.problem(&of, format!("{} is a canary or a shadow itself", other.name));
+            }
+            Some(_) if config.plugins.iter().find(same).is_some_and(|first| first.name != plugin.name) => {
+                self.problem(&of, format!("{} has a canary already", trial.of));
+            }
+            Some(_) => {}
         }
     }
 

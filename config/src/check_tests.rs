@@ -292,6 +292,66 @@ memory_mib = 5000
 }
 
 #[test]
+fn plugins_on_trial_are_checked_against_the_others() {
+    let plugin = |name: &str, phase: &str, keys: &str| {
+        let policy = if phase == "admit" { "priority-queue" } else { "kv-affinity" };
+        format!("[[plugins]]\nname = \"{name}\"\nwasm = \"builtin:{policy}\"\nphase = \"{phase}\"\n{keys}\n")
+    };
+    let canary = |of: &str| format!("canary = {{ of = \"{of}\", percent = 5 }}");
+    let problem = |keys: &str| {
+        let known =
+            [plugin("queue", "admit", ""), plugin("stable", "route", ""), plugin("idea", "route", "shadow = true")];
+        let found = problems_of(&(known.concat() + &plugin("next", "route", keys)));
+        found.first().map(|text| text.split_once(": ").unwrap().1.to_owned()).unwrap_or_default()
+    };
+    assert_eq!(problem(&canary("stabel")), "plugins[3].canary.of: there is no plugin stabel");
+    assert_eq!(problem(&canary("queue")), "plugins[3].canary.of: queue runs in the phase \"admit\", not \"route\"");
+    for itself in ["idea", "next"] {
+        let text = format!("plugins[3].canary.of: {itself} is a canary or a shadow itself");
+        assert_eq!(problem(&canary(itself)), text);
+    }
+    assert_eq!(
+        problem(&format!("shadow = true\n{}", canary("stable"))),
+        "plugins[3].shadow: a canary decides, a shadow does not: expected one of the two"
+    );
+    assert_eq!(
+        problem(&(canary("stable") + "\n" + &plugin("again", "route", &canary("stable")))),
+        "plugins[4].canary.of: stable has a canary already"
+    );
+    assert_eq!(
+        problem("canary = { of = \"stable\", percent = 0 }"),
+        "plugins[3].canary.percent: must be from 1 to 100"
+    );
+    assert_eq!(problem("canary = { of = \"stable\" }"), "plugins[3].canary.percent: missing; it has no default");
+    let filter = |keys: &str| {
+        problems_of(&format!("[[plugins]]\nname = \"f\"\nwasm = \"Cargo.toml\"\nphase = \"filter\"\n{keys}\n")).concat()
+    };
+    assert!(filter("shadow = true").contains("plugins[0].shadow: a filter has no decision"));
+    assert!(filter(&canary("f")).contains("plugins[0].canary: the session of a request is not known to filters"));
+}
+
+#[test]
+fn modules_are_pinned_and_tested_as_far_as_the_file_can_tell() {
+    let problem = |wasm: &str, keys: &str| {
+        problems_of(&format!("[[plugins]]\nname = \"a\"\nwasm = \"{wasm}\"\nphase = \"route\"\n{keys}")).concat()
+    };
+    let (url, hash) = ("https://example.com/a.wasm", "0123456789abcdefABCDEF".repeat(3));
+    let pin = format!("sha256 = \"{}\"\n", &hash[..64]);
+    let config = parse(&format!("[[plugins]]\nname = \"a\"\nwasm = \"{url}\"\nphase = \"route\"\n{pin}\n{MINIMAL}"));
+    assert_eq!(config.unwrap().plugins[0].sha256, Some(hash[..64].to_lowercase()));
+    assert!(problem(url, "").contains("plugins[0].wasm: a module from a URL needs the sha256"));
+    assert!(problem(url, "sha256 = \"abc\"").ends_with("plugins[0].sha256: expected a SHA-256: 64 hexadecimal digits"));
+    assert!(problem("HTTP://user:secret@host/a", &pin).contains("credentials do not belong in a URL"));
+    assert!(!problem("HTTP://user:secret@host/a", &pin).contains("secret"));
+    assert!(problem("https://", &pin).contains("plugins[0].wasm: not a URL (empty host)"));
+    assert!(problem("https://host/a#b", &pin).contains("fragment"));
+    let local = "builtin:kv-affinity";
+    assert!(problem(local, "self_test = \"none.json\"").contains("plugins[0].self_test: cannot read ./none.json"));
+    let soft = problem(local, "memory_mib = 64\nrecycle_memory_mib = 64");
+    assert!(soft.ends_with("plugins[0].recycle_memory_mib: must be below memory_mib, 64"), "{soft}");
+}
+
+#[test]
 fn timeouts_of_sessions_agree() {
     assert_eq!(
         problems_of("[sessions]\nmax_timeout_s = 60"),

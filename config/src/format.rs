@@ -30,6 +30,8 @@ pub(crate) fn check(format: &str, text: &str) -> Result<(), Misfit> {
         "byte-size" => text.parse::<ByteSize>().map(drop).map_err(|error| Misfit::new(error.to_string())),
         "priority-or-none" if text == NONE => Ok(()),
         "priority-or-none" => Err(Misfit::new("expected an integer or \"none\"")),
+        "sha256" if text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit()) => Ok(()),
+        "sha256" => Err(Misfit::new("expected a SHA-256: 64 hexadecimal digits")),
         "plugin-source" => text.parse::<PluginSource>().map(drop).map_err(plugin_source),
         "name" => name(text, |b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'), "- _ ."),
         // Policies write ids into lists with commas, and `#3` for the third worker.
@@ -65,7 +67,7 @@ fn plugin_source(error: NotAPluginSource) -> Misfit {
         NotAPluginSource::UnknownBuiltIn(name) => {
             closest(name, BuiltIn::ALL.map(BuiltIn::name)).map(|name| format!("builtin:{name}"))
         }
-        NotAPluginSource::Empty => None,
+        _ => None,
     };
     Misfit { message: error.to_string(), suggestion }
 }

@@ -19,6 +19,7 @@
 
 mod admission;
 mod byte_size;
+mod canary;
 mod check;
 mod conform;
 mod format;
@@ -46,11 +47,12 @@ use serde::{Deserialize, Serialize};
 
 pub use admission::{Admission, OverloadStatus, Prefill, Routing};
 pub use byte_size::ByteSize;
+pub use canary::Canary;
 pub use header_name::HeaderName;
 pub use listener::{Admin, Listener};
 pub use logging::{AccessLog, Level, LogFormat, Logging, State};
 pub use named_upstream::NamedUpstream;
-pub use plugin::{BuiltIn, OnError, Phase, Plugin, PluginSource, SecretHeader};
+pub use plugin::{BuiltIn, Isolation, ModuleUrl, OnError, Phase, Plugin, PluginSource, SecretHeader};
 pub use pool::{Pool, Worker, WorkerUrl};
 pub use problem::{Errors, Problem};
 pub use reference::reference;

@@ -5,6 +5,9 @@ use std::{borrow::Cow, fmt, path::PathBuf, str::FromStr};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use url::Url;
+
+use crate::Canary;
 
 use crate::ByteSize;
 
@@ -15,9 +18,13 @@ pub struct Plugin {
     /// Name in logs, metrics and the decision log; unique.
     #[schemars(extend("format" = "name"))]
     pub name: String,
-    /// `builtin:priority-queue`, `builtin:session-binding`, `builtin:kv-affinity`, or the path of a WebAssembly module,
-    /// relative to this file.
+    /// `builtin:priority-queue`, `builtin:session-binding`, `builtin:kv-affinity`, the path of a WebAssembly module,
+    /// relative to this file, or the `https://` or `http://` URL of one.
     pub wasm: PluginSource,
+    /// SHA-256 that the module must have, as 64 hexadecimal digits. A module from a URL needs it; one with another is not
+    /// loaded.
+    #[schemars(extend("format" = "sha256"))]
+    pub sha256: Option<String>,
     /// When it runs.
     pub phase: Phase,
     /// The plugin's own configuration, handed to it as JSON. Shown on the admin listener, so no place for secrets.
@@ -85,6 +92,37 @@ pub struct Plugin {
     #[serde(default = "default_crash_limit")]
     #[schemars(range(min = 0, max = 1000))]
     pub crash_limit: u32,
+    /// A file with a request (`{"path", "headers", "body"}`, as for `POST /explain`) that the plugin has to get through
+    /// before it goes live: without a trap, in time, and with decisions that can be followed.
+    pub self_test: Option<PathBuf>,
+    /// MiB of linear memory over which an instance is replaced by a fresh one, aside: streams that it holds go on. Below
+    /// `memory_mib`. Absent: never.
+    #[schemars(range(min = 1, max = 4096))]
+    pub recycle_memory_mib: Option<u32>,
+    /// What requests share.
+    #[serde(default)]
+    pub isolation: Isolation,
+    /// Seconds after a swap in which streams of the old start of the plugin may go on; those left lose their instance, and
+    /// `on_error` holds for them. Absent: as long as they take.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub drain_s: Option<u64>,
+    /// Decides beside the others without effect: what it would have done differently is counted and logged. For the phases
+    /// `admit` and `route`.
+    #[serde(default)]
+    pub shadow: bool,
+    /// Decides for part of the sessions in the place of another plugin. For the phases `admit` and `route`.
+    pub canary: Option<Canary>,
+}
+
+/// What the requests of a plugin share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Isolation {
+    /// The memory of one of `instances`.
+    #[default]
+    Shared,
+    /// Nothing: each gets an instance of its own, started and configured for it. Ticks run in instances that serve nobody.
+    Stream,
 }
 
 /// A header that lets whoever reads it act for the client.
@@ -135,7 +173,13 @@ pub enum PluginSource {
     BuiltIn(BuiltIn),
     /// A file.
     File(PathBuf),
+    /// A file on a server.
+    Url(ModuleUrl),
 }
+
+/// `http://…` or `https://…`, without credentials or fragment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ModuleUrl(Url);
 
 /// A policy that comes with the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -155,8 +199,17 @@ pub enum NotAPluginSource {
     #[error("no built-in policy is called `{0}`; there are priority-queue, session-binding and kv-affinity")]
     UnknownBuiltIn(String),
     /// Nothing is named.
-    #[error("expected `builtin:NAME` or the path of a module")]
+    #[error("expected `builtin:NAME`, the path of a module, or its URL")]
     Empty,
+    /// No URL.
+    #[error("not a URL ({0}); expected one such as https://example.com/policy.wasm")]
+    Url(#[from] url::ParseError),
+    /// User and password.
+    #[error("credentials do not belong in a URL: it is shown and logged")]
+    Credentials,
+    /// A fragment.
+    #[error("a URL with a fragment names no file")]
+    Fragment,
 }
 
 const BUILT_IN_PREFIX: &str = "builtin:";
@@ -226,6 +279,13 @@ impl Plugin {
             secret_headers: Vec::new(),
             hostcalls: None,
             crash_limit: default_crash_limit(),
+            sha256: None,
+            self_test: None,
+            recycle_memory_mib: None,
+            isolation: Isolation::Shared,
+            drain_s: None,
+            shadow: false,
+            canary: None,
         }
     }
 
@@ -328,6 +388,47 @@ impl BuiltIn {
     }
 }
 
+// === impl Isolation ===
+
+impl Isolation {
+    /// The name in TOML and on the admin listener.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Shared => "shared",
+            Self::Stream => "stream",
+        }
+    }
+}
+
+// === impl ModuleUrl ===
+
+fn is_url(text: &str) -> bool {
+    let starts = |scheme: &str| text.get(..scheme.len()).is_some_and(|head| head.eq_ignore_ascii_case(scheme));
+    starts("http://") || starts("https://")
+}
+
+impl ModuleUrl {
+    /// The URL.
+    pub fn url(&self) -> &Url {
+        &self.0
+    }
+}
+
+impl FromStr for ModuleUrl {
+    type Err = NotAPluginSource;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let url: Url = text.parse()?;
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(NotAPluginSource::Credentials);
+        }
+        if url.fragment().is_some() {
+            return Err(NotAPluginSource::Fragment);
+        }
+        Ok(Self(url))
+    }
+}
+
 // === impl PluginSource ===
 
 impl FromStr for PluginSource {
@@ -341,6 +442,7 @@ impl FromStr for PluginSource {
                 .map(Self::BuiltIn)
                 .ok_or_else(|| NotAPluginSource::UnknownBuiltIn(name.to_owned())),
             None if text.is_empty() => Err(NotAPluginSource::Empty),
+            None if is_url(text) => text.parse().map(Self::Url),
             None => Ok(Self::File(text.into())),
         }
     }
@@ -351,6 +453,7 @@ impl fmt::Display for PluginSource {
         match self {
             Self::BuiltIn(policy) => write!(f, "{BUILT_IN_PREFIX}{}", policy.name()),
             Self::File(path) => write!(f, "{}", path.display()),
+            Self::Url(url) => write!(f, "{}", url.url()),
         }
     }
 }

@@ -122,7 +122,7 @@ fn every_example_is_valid() {
             names.insert(path.file_name().unwrap().to_string_lossy().into_owned());
         }
     }
-    let named = ["full.toml", "minimal.toml", "two-pools.toml", "user-policy.toml"];
+    let named = ["full.toml", "minimal.toml", "trial.toml", "two-pools.toml", "user-policy.toml"];
     assert!(named.iter().all(|name| names.contains(*name)), "{names:?}");
 }
 
@@ -148,6 +148,11 @@ fn the_full_example_has_every_key_at_its_default() {
 
     every_key(schema::schema(), "", &mut |key, property| {
         let found = values(&root, key);
+        if key == "plugins.sha256" {
+            // A digest that is right today would be wrong with the next build of the policies.
+            assert!(found.is_empty() && text.contains("\n# sha256 = "));
+            return;
+        }
         assert!(!found.is_empty(), "{key} is missing");
         let table = schema::table(property).is_some();
         // A pool's default name depends on its position.

@@ -6,9 +6,11 @@ use crate::drain;
 use crate::explain;
 use crate::gateway::Gateway;
 use crate::metrics::{WORKER_FIELDS, WORKER_STATES};
+use crate::policy::CanaryRun;
 use crate::probation;
 use crate::reload::{Source, reload};
 use crate::request_body::{BodyLimits, Held, read};
+use crate::rollback;
 use crate::ticks::Ticks;
 use async_trait::async_trait;
 use http::{Method, Response, StatusCode, header};
@@ -91,16 +93,17 @@ impl Admin {
             "/health" | "/live" if reads => Answer::json(StatusCode::OK, &json!({"status": "live"})),
             "/reload" if method == Method::POST => self.reload().await,
             "/explain" if method == Method::POST => self.explain(session).await,
+            "/plugins/rollback" if method == Method::POST => self.roll_back(session).await,
             path if plugin_of(path).is_some() && method == Method::POST => self.reset(path),
             path if plugin_of(path).is_some() => Answer::error(StatusCode::METHOD_NOT_ALLOWED, "POST only"),
             "/metrics" | "/workers" | "/sessions" | "/side" | "/plugins" | "/config" | "/health" | "/live" => {
                 Answer::error(StatusCode::METHOD_NOT_ALLOWED, "GET only")
             }
-            "/reload" | "/explain" => Answer::error(StatusCode::METHOD_NOT_ALLOWED, "POST only"),
+            "/reload" | "/explain" | "/plugins/rollback" => Answer::error(StatusCode::METHOD_NOT_ALLOWED, "POST only"),
             _ => Answer::error(
                 StatusCode::NOT_FOUND,
                 "there are GET /metrics /workers /sessions /side /plugins /config /health, POST /reload /explain \
-                 /plugins/NAME/reset /workers/ID/drain /workers/ID/undrain",
+                 /plugins/rollback /plugins/NAME/reset /workers/ID/drain /workers/ID/undrain",
             ),
         }
     }
@@ -109,10 +112,15 @@ impl Admin {
         let gateway = &self.gateway;
         let generation = gateway.generation.load();
         gateway.metrics.plugin_quarantined.reset();
+        gateway.metrics.canary_aside.reset();
         for plugin in generation.chain.iter() {
             plugin.export(&gateway.metrics);
             let quarantined = i64::from(plugin.plugin.is_quarantined());
             gateway.metrics.plugin_quarantined.with_label_values(&[&*plugin.name]).set(quarantined);
+            if let Some(canary) = &plugin.canary {
+                let aside = i64::from(canary.aside().is_some());
+                gateway.metrics.canary_aside.with_label_values(&[&*plugin.name]).set(aside);
+            }
         }
         gateway.fleet.sessions.count();
         for worker in gateway.fleet.workers.current() {
@@ -322,6 +330,9 @@ impl Admin {
                     "sha256": c.digest,
                     "abi": format!("{:?}", c.plugin.abi()),
                     "on_error": c.on_error.as_str(),
+                    "shadow": c.shadow.is_some(),
+                    "canary": c.canary.as_ref().map(CanaryRun::json),
+                    "isolation": if c.plugin.spec().stream_isolation { "stream" } else { "shared" },
                     "config": serde_json::from_str::<Value>(&c.configuration).unwrap_or(Value::Null),
                     "instances": stats.shards,
                     "healthy_instances": stats.healthy_shards,
@@ -339,6 +350,7 @@ impl Admin {
                     "crash_limit": c.crash_limit,
                     "restarts": stats.restarts,
                     "failed_restarts": stats.failed_restarts,
+                    "recycled": stats.recycled,
                     "memory_high_water_bytes": stats.memory_high_water,
                     "log_lines_dropped": stats.log_lines_dropped,
                 })
@@ -348,6 +360,8 @@ impl Admin {
             "generation": generation.number,
             "plugins": list,
             "taken_back": self.gateway.probation.last(),
+            "rolled_back": self.gateway.history.last(),
+            "can_roll_back_to": self.gateway.history.numbers().last(),
             "refused": self.gateway.foundation.refused.list(),
         })
     }
@@ -359,6 +373,7 @@ impl Admin {
             "loaded_at": generation.loaded_at,
             "file": self.source.path.as_ref().map(|p| p.display().to_string()),
             "last_reload_error": *self.gateway.last_error.lock(),
+            "follows_file": self.source.path.is_some() && self.gateway.history.held().is_none(),
             "config": serde_json::to_value(&*generation.config).unwrap_or(Value::Null),
         })
     }
@@ -367,6 +382,18 @@ impl Admin {
         match reload(&self.gateway, &self.ticks, &self.source).await {
             Ok(done) => Answer::json(StatusCode::OK, &serde_json::to_value(&done).unwrap_or(Value::Null)),
             Err(reason) => Answer::error(StatusCode::BAD_REQUEST, &reason),
+        }
+    }
+
+    /// `POST /plugins/rollback[?refuse=true]`.
+    async fn roll_back(&self, session: &ServerSession) -> Answer {
+        let refuse = match refuse_of(session.req_header().uri.query()) {
+            Ok(refuse) => refuse,
+            Err(reason) => return Answer::error(StatusCode::BAD_REQUEST, &reason),
+        };
+        match rollback::roll_back(&self.gateway, &self.ticks, &self.source, refuse).await {
+            Ok(done) => Answer::json(StatusCode::OK, &serde_json::to_value(&done).unwrap_or(Value::Null)),
+            Err(reason) => Answer::error(StatusCode::CONFLICT, &reason.to_string()),
         }
     }
 
@@ -401,6 +428,18 @@ impl Admin {
 /// The plugin in `/plugins/NAME/reset`.
 fn plugin_of(path: &str) -> Option<&str> {
     path.strip_prefix("/plugins/")?.strip_suffix("/reset").filter(|name| !name.is_empty())
+}
+
+/// `refuse=true` of a query.
+fn refuse_of(query: Option<&str>) -> Result<bool, String> {
+    let mut refuse = false;
+    for (key, value) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
+        if key != "refuse" {
+            return Err(format!("unknown parameter {key:?}: there is refuse=true"));
+        }
+        refuse = value.parse().map_err(|_| format!("refuse: expected true or false, found {value:?}"))?;
+    }
+    Ok(refuse)
 }
 
 /// `wait=SECONDS` of a query.

@@ -38,6 +38,8 @@ pub enum Command {
     Explain(ExplainArgs),
     /// List the workers of a running gateway, or drain one
     Workers(WorkersArgs),
+    /// Put the generation before back into a running gateway
+    Rollback(RollbackArgs),
     /// Start simulated SGLang workers
     Sim(SimArgs),
     /// Print the JSON schema of the configuration
@@ -129,6 +131,17 @@ pub enum WorkersAction {
         /// Id of the worker
         id: String,
     },
+}
+
+/// `turnstile rollback`.
+#[derive(Debug, Clone, Args)]
+pub struct RollbackArgs {
+    /// The running gateway
+    #[command(flatten)]
+    pub admin: AdminArgs,
+    /// Do not load the modules again that the present generation brought, until they change or are reset
+    #[arg(long)]
+    pub refuse: bool,
 }
 
 /// `turnstile sim`.

@@ -1,7 +1,7 @@
 //! What the subcommands do. Every error is a text for the terminal.
 
 use crate::admin_client::ask;
-use crate::cli::{CheckArgs, Command, ExplainArgs, RunArgs, SimArgs, WorkersAction, WorkersArgs};
+use crate::cli::{CheckArgs, Command, ExplainArgs, RollbackArgs, RunArgs, SimArgs, WorkersAction, WorkersArgs};
 use crate::generation::{Foundation, problems};
 use crate::metrics::Metrics;
 use crate::reload::Source;
@@ -203,6 +203,15 @@ pub fn workers(args: &WorkersArgs) -> Outcome {
     }
 }
 
+/// `turnstile rollback`: asks the admin listener of a running gateway.
+///
+/// # Errors
+/// The gateway's answer: there is nothing to go back to, or it cannot be restored.
+pub fn rollback(args: &RollbackArgs) -> Outcome {
+    let path = if args.refuse { "/plugins/rollback?refuse=true" } else { "/plugins/rollback" };
+    print(&ask(&args.admin, "POST", path, "", Duration::ZERO)?)
+}
+
 /// Runs what the command line says.
 ///
 /// # Errors
@@ -213,6 +222,7 @@ pub fn dispatch(command: Command) -> Outcome {
         Command::Check(args) => check(&args),
         Command::Explain(args) => explain(&args),
         Command::Workers(args) => workers(&args),
+        Command::Rollback(args) => rollback(&args),
         Command::Sim(args) => sim(args),
         Command::Schema => schema(),
         Command::Metrics => metrics(),

@@ -2,69 +2,36 @@
 
 use crate::gateway::Gateway;
 use crate::placement::{NoPlace, Request, choose, order_input, own_key, session_input};
-use crate::policy::{PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
-use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use serde::Deserialize;
+use crate::policy::{Applied, PolicyEnv, TurnFacts, TurnPolicies, Verdict};
+use crate::recorded_request::RecordedRequest;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::SystemTime;
 use turnstile_config::Phase;
 use turnstile_fleet::decision::{Candidates, Decision, RouteInput, decide};
-use turnstile_fleet::route::Route;
 use turnstile_fleet::session::SessionAction;
 use turnstile_fleet::turn::understand;
-
-/// The body of `POST /explain`.
-#[derive(Deserialize)]
-struct Question {
-    #[serde(default = "chat")]
-    path: String,
-    #[serde(default)]
-    headers: std::collections::BTreeMap<String, String>,
-    body: Box<serde_json::value::RawValue>,
-}
-
-fn chat() -> String {
-    "/v1/chat/completions".into()
-}
 
 /// Explains one request.
 ///
 /// # Errors
 /// What is wrong with the question, or with the request in it.
 pub fn explain(gateway: &Arc<Gateway>, question: &[u8]) -> Result<Value, String> {
-    let question: Question =
-        serde_json::from_slice(question).map_err(|e| format!("expected {{path, headers, body}}: {e}"))?;
-    let route = Route::from_path(&question.path).ok_or_else(|| format!("path: no route {}", question.path))?;
-    let mut headers = HeaderMap::new();
-    for (name, value) in &question.headers {
-        let name = HeaderName::try_from(name.as_str()).map_err(|_| format!("headers: bad name {name:?}"))?;
-        let value = HeaderValue::try_from(value.as_str()).map_err(|_| format!("headers.{name}: bad value"))?;
-        headers.append(name, value);
-    }
+    let question = RecordedRequest::read(question)?;
+    let route = question.route;
     let generation = gateway.generation.load_full();
-    let body = Bytes::copy_from_slice(question.body.get().as_bytes());
-    let turn = Arc::new(understand(route, &headers, body, &generation.understand).map_err(|e| e.message)?);
+    let turn = understand(route, &question.headers, question.body.clone(), &generation.understand);
+    let turn = Arc::new(turn.map_err(|e| e.message)?);
     let pool = generation
         .pool_for(turn.model.as_deref())
         .ok_or_else(|| format!("no pool serves the model {:?}", turn.model.as_deref().unwrap_or_default()))?;
     let action = turn.control.action.map_or(SessionAction::None, SessionAction::from);
     let prompt_tokens = turn.prompt_tokens(gateway.fleet.bytes_per_token(&pool.name));
-    let head = RequestHead {
-        method: Method::POST,
-        path: Bytes::from(question.path.clone()),
-        authority: Bytes::new(),
-        headers: Arc::new(headers),
-        request_id: Arc::from("explain"),
-        peer: None,
-        protocol: "HTTP/1.1",
-        arrived: SystemTime::now(),
-    };
+    let head = question.head("explain");
     let session = own_key(pool, &turn).and_then(|key| gateway.fleet.sessions.view(key));
     let facts = Arc::new(TurnFacts { turn: Arc::clone(&turn), prompt_tokens, action, number: 1, head });
     let env = PolicyEnv::new(facts, session, Arc::clone(&gateway.store));
-    let mut policies = TurnPolicies::new(Arc::clone(&generation.chain), env, 0, Arc::clone(&gateway.metrics));
+    let mut policies =
+        TurnPolicies::new(Arc::clone(&generation.chain), env, 0, Arc::clone(&gateway.metrics)).uncounted();
 
     let empty = RouteInput {
         candidates: Candidates::new(&[], &[]),
@@ -78,6 +45,8 @@ pub fn explain(gateway: &Arc<Gateway>, question: &[u8]) -> Result<Value, String>
     if let Verdict::Answer { plugin, response } = policies.run(Phase::Admit, &builtin) {
         return Ok(json!({"answered_by": &*plugin, "status": response.status}));
     }
+    let admitted = policies.env.decision.clone();
+    policies.compare(&Applied { phase: Phase::Admit, decision: &admitted, builtin: &builtin, route: None });
     let request =
         Request { turn: &turn, prompt_tokens, action, excluded: &[], attempt: 0, last_error: None, ticket: None };
     let choice = match choose(&gateway.fleet, &generation, pool, &request, &mut policies) {
@@ -131,6 +100,8 @@ pub fn explain(gateway: &Arc<Gateway>, question: &[u8]) -> Result<Value, String>
         "reason": decision.route.reason.clone().unwrap_or_else(|| decision.route.why.name().into()),
         "fallbacks": decision.route.fallbacks.as_ref().map(|f| f.iter().copied().filter_map(name).collect::<Vec<_>>()),
         "policies_followed": choice.followed,
+        "canaries": policies.canaries().iter().map(|p| p.to_string()).collect::<Vec<_>>(),
+        "shadows": serde_json::to_value(&policies.differences).unwrap_or(Value::Null),
         "failed_policies": policies.failed.iter().map(|p| p.to_string()).collect::<Vec<_>>(),
         "candidates": candidates,
     }))

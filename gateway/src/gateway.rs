@@ -5,16 +5,17 @@ use crate::fleet_state::Fleet;
 use crate::generation::{Foundation, Generation, PoolRuntime};
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
+use crate::policy::store::SharedStore;
 use crate::prefills::Prefills;
 use crate::probation::Probation;
 use crate::request_body::HeldBodies;
+use crate::rollback::History;
 use crate::stopping::Stopping;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use turnstile_fleet::worker::{WorkerView, fail_open};
-use turnstile_plugins::{NameSpace, SharedState};
 
 /// What all listeners and tasks share.
 pub struct Gateway {
@@ -42,6 +43,8 @@ pub struct Gateway {
     pub last_error: Mutex<Option<String>>,
     /// The generation to go back to while new plugins have to prove themselves.
     pub probation: Probation,
+    /// The generations to go back to when an administrator asks for it.
+    pub history: History,
     shard: AtomicUsize,
 }
 
@@ -54,7 +57,7 @@ impl Gateway {
         foundation: Foundation,
         log: AccessLog,
     ) -> Self {
-        let store: Arc<dyn PolicyStore> = Arc::new(SharedStore(Arc::clone(&foundation.shared)));
+        let store: Arc<dyn PolicyStore> = Arc::new(SharedStore(foundation.shared.data.space(STORE)));
         metrics.generation.set(i64::try_from(generation.number).unwrap_or(i64::MAX));
         Self {
             fleet,
@@ -69,6 +72,7 @@ impl Gateway {
             reloading: tokio::sync::Mutex::new(()),
             last_error: Mutex::new(None),
             probation: Probation::default(),
+            history: History::default(),
             shard: AtomicUsize::new(0),
         }
     }
@@ -94,21 +98,5 @@ impl Gateway {
     }
 }
 
-/// The policies' shared data, under a name of its own so that any policy can reach it.
-struct SharedStore(Arc<SharedState>);
-
-/// Name space of `turnstile.kv_get` and `turnstile.kv_cas`.
+/// Name space of `turnstile.kv_get` and `turnstile.kv_cas`, a name of its own so that any policy can reach it.
 const STORE: &str = "turnstile";
-
-impl PolicyStore for SharedStore {
-    fn get(&self, key: &[u8]) -> Option<(Vec<u8>, u64)> {
-        let space: NameSpace = self.0.data.space(STORE);
-        space.get(key).map(|(value, cas)| (value.to_vec(), u64::from(cas)))
-    }
-
-    fn compare_and_set(&self, key: &[u8], value: &[u8], version: u64) -> bool {
-        let space: NameSpace = self.0.data.space(STORE);
-        let cas = u32::try_from(version).unwrap_or(u32::MAX);
-        space.set(key, value, cas).is_ok()
-    }
-}

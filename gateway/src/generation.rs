@@ -1,20 +1,20 @@
 //! A generation: one loaded set of configuration and plugins. Everything a request reads of the configuration it reads
 //! from the generation it began with; a reload makes a new one aside and swaps it in at once.
 
-use crate::builtin;
-use crate::callouts::{Callouts, Destinations, PluginPort};
+use crate::callouts::Callouts;
 use crate::fleet_state::{Fleet, FleetSettings};
+use crate::module_store::ModuleStore;
+use crate::plugin_start::{Modules, Start};
 use crate::policy::ChainPlugin;
-use crate::policy::chain::Exported;
 use crate::probation::RefusedModules;
 use crate::request_body::BodyLimits;
 use crate::upstream::ConnectionLimits;
 use crate::workers::{Named, ProbeOptions, Worker, WorkerSettings};
 use http::HeaderValue;
-use sha2::{Digest, Sha256};
+use prometheus::IntGauge;
 use std::sync::Arc;
 use std::time::Duration;
-use turnstile_config::{Config, OnError, Phase, PluginSource};
+use turnstile_config::{Config, OnError, Phase};
 use turnstile_fleet::decision::DecideOptions;
 use turnstile_fleet::identity::IdentityOptions;
 use turnstile_fleet::ids::SessionKey;
@@ -24,7 +24,7 @@ use turnstile_fleet::session::SessionOptions;
 use turnstile_fleet::steering::SteeringOptions;
 use turnstile_fleet::turn::UnderstandOptions;
 use turnstile_fleet::worker::{EjectionOptions, LimitOptions};
-use turnstile_plugins::{Plugin, PluginSpec, Runtime, SecretHeaders, SharedState};
+use turnstile_plugins::{Runtime, SharedState};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Rows of a worker that tells no `max_running_requests`.
@@ -76,6 +76,24 @@ pub struct Generation {
     pub log_candidates: usize,
     /// When it was loaded, Unix ms.
     pub loaded_at: u64,
+    /// Counts it, as long as it lives.
+    _alive: Alive,
+}
+
+/// One more in a gauge, until it is dropped.
+struct Alive(IntGauge);
+
+impl Alive {
+    fn new(gauge: &IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 /// What every generation of a process shares.
@@ -92,6 +110,8 @@ pub struct Foundation {
     pub threads: usize,
     /// Modules that are not loaded again.
     pub refused: RefusedModules,
+    /// Modules from URLs.
+    pub modules: ModuleStore,
 }
 
 /// Why a generation could not be built.
@@ -123,14 +143,40 @@ pub enum BuildError {
         /// Why.
         error: turnstile_plugins::PluginError,
     },
-    /// A plugin crashed its way out of an earlier generation.
+    /// A plugin's module is not the one that the configuration pins.
+    #[error("plugins.{name}: {path} has the SHA-256 {found}, and sha256 says {wanted}")]
+    Digest {
+        /// The plugin.
+        name: String,
+        /// `builtin:NAME`, the file or the URL.
+        path: String,
+        /// What the configuration says.
+        wanted: String,
+        /// What it is.
+        found: String,
+    },
+    /// A plugin does not get through its self-test.
+    #[error("plugins.{name}: self_test {file}: {reason} (module {path})")]
+    SelfTest {
+        /// The plugin.
+        name: String,
+        /// The file of the request.
+        file: String,
+        /// `builtin:NAME`, the file or the URL.
+        path: String,
+        /// What happened.
+        reason: String,
+    },
+    /// A plugin that was in a generation which was taken back.
     #[error(
-        "plugins.{name}: this module crashed in a loop with this configuration and generation {generation} was taken back for \
+        "plugins.{name}: this module {why} with this configuration and generation {generation} was taken back for \
          it; change {path} or its configuration, or reset the plugin (POST /plugins/{name}/reset on the admin listener)"
     )]
     Refused {
         /// The plugin.
         name: String,
+        /// What speaks against it.
+        why: &'static str,
         /// `builtin:NAME` or the file.
         path: String,
         /// The generation that was taken back.
@@ -146,96 +192,27 @@ pub struct Prepared {
 }
 
 /// Prepares a generation aside: secrets are read, modules compiled and started. Blocks for seconds where modules are not
-/// cached. A plugin that is the same as in `previous` (module, configuration, limits) is taken over as it runs.
+/// cached. A plugin that is the same as in one of `running` (module, configuration, limits) is taken over as it runs.
 ///
 /// # Errors
 /// The first thing that failed; nothing was changed.
-pub fn prepare(config: Config, foundation: &Foundation, previous: Option<&Generation>) -> Result<Prepared, BuildError> {
+pub fn prepare(
+    config: Config,
+    foundation: &Foundation,
+    running: &[Arc<Generation>],
+    modules: &Modules,
+) -> Result<Prepared, BuildError> {
     let workers = worker_settings(&config)?;
-    let mut chain = Vec::with_capacity(config.plugins.len());
-    for plugin in &config.plugins {
-        chain.push(start_plugin(&config, plugin, foundation, previous)?);
-    }
+    let chain = Start { config: &config, foundation, running, modules }.chain()?;
     Ok(Prepared { config: Arc::new(config), chain, workers })
 }
 
 /// What would keep a generation from being built: every secret that cannot be read, every plugin that does not start.
 pub fn problems(config: &Config, foundation: &Foundation) -> Vec<BuildError> {
     let mut problems: Vec<BuildError> = worker_settings(config).err().into_iter().collect();
-    problems.extend(config.plugins.iter().filter_map(|plugin| start_plugin(config, plugin, foundation, None).err()));
+    let start = Start { config, foundation, running: &[], modules: &Modules::Current };
+    problems.extend(config.plugins.iter().filter_map(|plugin| start.plugin(plugin).err()));
     problems
-}
-
-fn start_plugin(
-    config: &Config,
-    plugin: &turnstile_config::Plugin,
-    foundation: &Foundation,
-    previous: Option<&Generation>,
-) -> Result<ChainPlugin, BuildError> {
-    let wasm: Arc<[u8]> = match &plugin.wasm {
-        PluginSource::BuiltIn(name) => builtin::module(*name).map_err(|reason| BuildError::Module {
-            name: plugin.name.clone(),
-            path: plugin.wasm.to_string(),
-            reason,
-        })?,
-        PluginSource::File(path) => crate::module_file::read(path)
-            .map_err(|e| BuildError::Module {
-                name: plugin.name.clone(),
-                path: path.display().to_string(),
-                reason: e.to_string(),
-            })?
-            .into(),
-    };
-    let digest: String = Sha256::digest(&wasm).iter().map(|b| format!("{b:02x}")).collect();
-    let configuration = plugin.config_json();
-    let mut spec = PluginSpec::new(plugin.name.as_str(), wasm).with_configuration(configuration.clone());
-    spec.shards = plugin.instances.map_or(foundation.threads, |n| n as usize).max(1);
-    spec.limits.callback_deadline_ms = plugin.callback_timeout_ms;
-    spec.limits.configure_deadline_ms = plugin.configure_timeout_ms;
-    spec.limits.memory_bytes = (plugin.memory_mib as usize) << 20;
-    spec.limits.log_lines_per_s = plugin.log_per_s;
-    spec.limits.held_body_bytes = plugin.held_body_bytes.as_usize();
-    spec.limits.callouts_per_stream = plugin.calls_per_request as usize;
-    spec.limits.callouts = plugin.calls as usize;
-    spec.limits.callout_body_bytes = plugin.call_body_bytes.as_usize();
-    spec.hidden_headers =
-        plugin.secret_headers.iter().fold(SecretHeaders::ALL, |hidden, header| hidden.without(header.as_str()));
-    spec.allowed_imports.clone_from(&plugin.hostcalls);
-    let destinations = Destinations::of(config, plugin);
-    let same = previous.and_then(|p| p.chain.iter().find(|c| c.name.as_ref() == plugin.name)).filter(|c| {
-        let running = c.plugin.spec();
-        c.digest == digest
-            && running.configuration == spec.configuration
-            && running.limits == spec.limits
-            && running.shards == spec.shards
-            && running.hidden_headers == spec.hidden_headers
-            && running.allowed_imports == spec.allowed_imports
-            && c.destinations == destinations
-    });
-    let (started, exported) = match same {
-        // It goes on counting where it is, so what was exported of its counts comes along.
-        Some(running) => (running.plugin.clone(), running.exported()),
-        None => {
-            let path = plugin.wasm.to_string();
-            if let Some(refused) = foundation.refused.find(&plugin.name, &digest, &configuration) {
-                let (name, generation) = (refused.plugin, refused.generation);
-                return Err(BuildError::Refused { name, path, generation });
-            }
-            let port =
-                PluginPort::new(foundation.shared.clone(), Arc::clone(&foundation.callouts), destinations.clone());
-            let started = Plugin::start(&foundation.runtime, spec, port);
-            (started.map_err(|error| BuildError::Plugin { path, error })?, Exported::default())
-        }
-    };
-    Ok(ChainPlugin::new(
-        (plugin.phase, plugin.on_error(), plugin.crash_limit),
-        (Duration::from_millis(plugin.pause_timeout_ms), destinations),
-        started,
-        exported,
-        digest,
-        plugin.wasm.to_string(),
-        configuration,
-    ))
 }
 
 fn worker_settings(config: &Config) -> Result<Vec<Vec<(String, WorkerSettings)>>, BuildError> {
@@ -281,10 +258,14 @@ impl Prepared {
     /// A generation once more: its configuration and its plugins as they run, with its secrets as they are now.
     ///
     /// # Errors
-    /// A secret cannot be read.
+    /// A secret cannot be read, or a plugin whose time to drain is over does not start again.
     pub fn again(generation: &Generation) -> Result<Self, BuildError> {
         let config = Arc::clone(&generation.config);
         let workers = worker_settings(&config)?;
+        for member in generation.chain.iter() {
+            let fail = |error| BuildError::Plugin { path: member.source.clone(), error };
+            member.plugin.revive().map_err(fail)?;
+        }
         Ok(Self { config, chain: generation.chain.to_vec(), workers })
     }
 
@@ -336,23 +317,14 @@ impl Prepared {
             tracing::info!(worker = %worker.id, "worker removed");
             fleet.forget(worker);
         }
-        let identity = IdentityOptions::from_config(&config.sessions, foundation.seed);
         let has_filters = self.chain.iter().any(|c| c.phase == Phase::Filter);
         Generation {
             number,
             pools,
             chain: self.chain.into(),
             has_filters,
-            decide: DecideOptions {
-                limits: limits(&config),
-                max_head_start_ms: i64::try_from(config.admission.max_head_start_s * 1000).unwrap_or(i64::MAX),
-                ..DecideOptions::default()
-            },
-            understand: UnderstandOptions {
-                identity,
-                prefix: PrefixOptions::new(block_bytes(&config), MAX_BLOCKS, foundation.seed),
-                steering: SteeringOptions::from_config(&config.steering),
-            },
+            decide: decide_options(&config),
+            understand: understand_options(&config, foundation.seed),
             seed: foundation.seed,
             max_ttl_ms: config.sessions.max_timeout_s.saturating_mul(1000),
             body: BodyLimits {
@@ -365,6 +337,7 @@ impl Prepared {
             },
             log_candidates: LOG_CANDIDATES,
             loaded_at: crate::clock::unix_ms(),
+            _alive: Alive::new(&fleet.metrics.generations_alive),
             config,
         }
     }
@@ -372,6 +345,24 @@ impl Prepared {
 
 fn block_bytes(config: &Config) -> usize {
     usize::try_from(config.routing.block_bytes).unwrap_or(512)
+}
+
+/// How turns are understood.
+pub fn understand_options(config: &Config, seed: u64) -> UnderstandOptions {
+    UnderstandOptions {
+        identity: IdentityOptions::from_config(&config.sessions, seed),
+        prefix: PrefixOptions::new(block_bytes(config), MAX_BLOCKS, seed),
+        steering: SteeringOptions::from_config(&config.steering),
+    }
+}
+
+/// The native built-in's options.
+pub fn decide_options(config: &Config) -> DecideOptions {
+    DecideOptions {
+        limits: limits(config),
+        max_head_start_ms: i64::try_from(config.admission.max_head_start_s * 1000).unwrap_or(i64::MAX),
+        ..DecideOptions::default()
+    }
 }
 
 fn limits(config: &Config) -> LimitOptions {

@@ -117,10 +117,24 @@ pub struct Metrics {
     pub plugin_callouts: IntCounterVec,
     /// Generations taken back, by the plugin that crashed.
     pub plugin_rollbacks: IntCounterVec,
+    /// Decisions of shadows, by what they are about and whether they are those that were taken.
+    pub shadow_decisions: IntCounterVec,
+    /// Predicted cost of the workers that shadows would have chosen, beyond those chosen.
+    pub shadow_cost_ms: prometheus::CounterVec,
+    /// Turns counted for and against canaries.
+    pub canary_turns: IntCounterVec,
+    /// Canaries set aside, by cause.
+    pub canaries_set_aside: IntCounterVec,
+    /// Canaries that are set aside.
+    pub canary_aside: IntGaugeVec,
     /// Plugins out of service.
     pub plugin_quarantined: IntGaugeVec,
     /// The generation that serves.
     pub generation: IntGauge,
+    /// Generations that are not dropped yet.
+    pub generations_alive: IntGauge,
+    /// Rollbacks that were asked for.
+    pub rollbacks: IntCounter,
     /// Reloads by result.
     pub reloads: IntCounterVec,
     /// State of workers, 1 for the present one.
@@ -199,6 +213,13 @@ impl Metrics {
         let plugin_seconds = b.keep(prometheus::CounterVec::new(
             Opts::new("turnstile_plugin_seconds_total", plugin_seconds_help),
             &["plugin"],
+        ))?;
+        let shadow_help = "Milliseconds by which the workers that a shadow would have chosen instead are predicted to be dearer, \
+             or cheaper (direction)";
+        b.note("turnstile_shadow_cost_ms_total", "counter", &["plugin", "direction"], shadow_help);
+        let shadow_cost_ms = b.keep(prometheus::CounterVec::new(
+            Opts::new("turnstile_shadow_cost_ms_total", shadow_help),
+            &["plugin", "direction"],
         ))?;
         let worker_help = "A number about a worker; field is in_flight, running, waiting, max_running, kv_used_tokens, \
              kv_capacity_tokens, waiting_uncached_tokens, prefill_tokens_per_s, ttft_ms, itl_ms, index_blocks";
@@ -354,13 +375,40 @@ impl Metrics {
                 "Generations taken back because a plugin that they brought crashed in a loop, by plugin",
                 &["plugin"],
             )?,
+            shadow_decisions: b.counter(
+                "turnstile_shadow_decisions_total",
+                "Decisions of shadows, by what they are about (worker, order, session; answer: in a worker's place; fault: it \
+                 failed) and result: same as what was done, or other",
+                &["plugin", "about", "result"],
+            )?,
+            shadow_cost_ms,
+            canary_turns: b.counter(
+                "turnstile_canary_turns_total",
+                "Turns counted in the comparison of a canary (plugin), by who decided: canary, rest",
+                &["plugin", "side"],
+            )?,
+            canaries_set_aside: b.counter(
+                "turnstile_canaries_set_aside_total",
+                "Canaries set aside, by cause: faults, decision_ms, cached_loss, ttft",
+                &["plugin", "cause"],
+            )?,
+            canary_aside: b.gauges("turnstile_canary_aside", "1 for a canary that is set aside", &["plugin"])?,
             plugin_quarantined: b.gauges(
                 "turnstile_plugin_quarantined",
                 "1 for a plugin that is out of service because it crashed in a loop",
                 &["plugin"],
             )?,
             generation: b.gauge("turnstile_generation", "Number of the generation that serves new requests")?,
-            reloads: b.counter("turnstile_reloads_total", "Reloads, by result: ok, failed, unchanged", &["result"])?,
+            generations_alive: b.gauge(
+                "turnstile_generations_alive",
+                "Generations in memory: the one that serves, those that requests still run on, and the one that may come back \
+                 while new plugins are on probation",
+            )?,
+            rollbacks: b.count(
+                "turnstile_rollbacks_total",
+                "Generations taken back because an administrator asked for it (POST /plugins/rollback)",
+            )?,
+            reloads: b.counter("turnstile_reloads_total", "Reloads, by result: ok, failed, unchanged, held (not done: the files are as they were at a rollback)", &["result"])?,
             worker_state: b.gauges(
                 "turnstile_worker_state",
                 "1 for the state a worker is in: starting, ready, unhealthy, draining, ejected",

@@ -3,7 +3,7 @@
 
 use crate::fleet_state::Fleet;
 use crate::generation::{Generation, PoolRuntime};
-use crate::policy::{RouteFacts, TurnPolicies, Verdict};
+use crate::policy::{Applied, RouteFacts, TurnPolicies, Verdict};
 use crate::workers::{InFlight, Worker};
 use std::sync::Arc;
 use turnstile_config::Phase;
@@ -232,6 +232,12 @@ pub fn choose(
     }
     let mut decision = policies.env.decision.clone();
     let followed = decision.settle(&builtin, &input, &generation.decide);
+    policies.compare(&Applied {
+        phase: Phase::Route,
+        decision: &decision,
+        builtin: &builtin,
+        route: Some((&input, &generation.decide)),
+    });
     if decision.route.why == Why::Policy && decision.route.target == builtin.route.target {
         // The policies agree with the built-in, so its word says more in the metrics than that a policy decided.
         decision.route.why = builtin.route.why;

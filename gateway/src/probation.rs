@@ -8,7 +8,7 @@
 use crate::clock::now_ms;
 use crate::gateway::Gateway;
 use crate::generation::{Generation, Prepared};
-use crate::policy::ChainPlugin;
+use crate::policy::{CanaryRun, ChainPlugin};
 use crate::reload::put_in_place;
 use crate::ticks::Ticks;
 use parking_lot::Mutex;
@@ -64,6 +64,8 @@ pub struct RefusedModule {
     pub sha256: String,
     /// The generation that was taken back.
     pub generation: u64,
+    /// What speaks against it.
+    pub why: &'static str,
     #[serde(skip)]
     configuration: String,
 }
@@ -71,7 +73,7 @@ pub struct RefusedModule {
 /// What a reset did.
 #[derive(Debug, Serialize)]
 pub struct Reset {
-    /// The plugin was quarantined and is in service again.
+    /// The plugin was quarantined, or a canary that was set aside, and is in service again.
     pub released: bool,
     /// Refused modules of the plugin that a reload may load again.
     pub allowed_again: usize,
@@ -104,6 +106,9 @@ async fn stop_looping(gateway: &Arc<Gateway>, ticks: &Arc<Ticks>) {
     if gateway.is_stopping() {
         return;
     }
+    if plugin.is_on_trial() {
+        return quarantine(plugin, "it is on trial");
+    }
     match gateway.probation.before(plugin) {
         Some(before) => take_back(gateway, ticks, &current, plugin, &before).await,
         None => quarantine(plugin, "no generation to go back to"),
@@ -130,12 +135,7 @@ async fn take_back(
         Ok(Err(reason)) => return quarantine(plugin, &reason.to_string()),
         Err(reason) => return quarantine(plugin, &reason.to_string()),
     };
-    gateway.foundation.refused.add(RefusedModule {
-        plugin: plugin.name.to_string(),
-        sha256: plugin.digest.clone(),
-        generation: current.number,
-        configuration: plugin.configuration.clone(),
-    });
+    gateway.foundation.refused.refuse(plugin, current.number, "crashed in a loop");
     let restored = put_in_place(gateway, ticks, prepared, current.number + 1);
     let taken_back = TakenBack {
         generation: current.number,
@@ -160,6 +160,7 @@ async fn take_back(
         current.number, plugin.name, taken_back.crashes
     ));
     gateway.probation.took_back(taken_back);
+    gateway.history.forget_since(before.number);
 }
 
 /// Puts a plugin back into service, and lets its refused modules be loaded again. None if there is neither a plugin of that
@@ -171,7 +172,8 @@ pub fn reset(gateway: &Gateway, plugin: &str) -> Option<Reset> {
     if running.is_none() && allowed_again == 0 {
         return None;
     }
-    let released = running.is_some_and(|c| c.plugin.release());
+    let tried_again = running.and_then(|c| c.canary.as_ref()).is_some_and(CanaryRun::reset);
+    let released = running.is_some_and(|c| c.plugin.release()) || tried_again;
     tracing::info!(plugin, released, allowed_again, "plugin reset");
     Some(Reset { released, allowed_again })
 }
@@ -217,6 +219,16 @@ impl Probation {
         *self.last.lock() = Some(taken_back);
     }
 
+    /// The generation that the plugins on probation may be taken back for, if any is.
+    pub fn kept(&self) -> Option<Arc<Generation>> {
+        self.before.lock().as_ref().map(|(generation, _)| Arc::clone(generation))
+    }
+
+    /// Nothing is on probation any more.
+    pub fn end(&self) {
+        let _ended = self.before.lock().take();
+    }
+
     /// The last generation that was taken back.
     pub fn last(&self) -> Option<TakenBack> {
         self.last.lock().clone()
@@ -224,7 +236,7 @@ impl Probation {
 }
 
 /// Whether a generation has this very start of a plugin.
-fn has(generation: &Generation, plugin: &ChainPlugin) -> bool {
+pub(crate) fn has(generation: &Generation, plugin: &ChainPlugin) -> bool {
     generation.chain.iter().any(|c| c.plugin.is_same_start(&plugin.plugin))
 }
 
@@ -242,7 +254,15 @@ impl RefusedModules {
         self.0.lock().iter().cloned().collect()
     }
 
-    fn add(&self, module: RefusedModule) {
+    /// Refuses a plugin's module with its configuration from now on, for what it did in a generation.
+    pub fn refuse(&self, plugin: &ChainPlugin, generation: u64, why: &'static str) {
+        let module = RefusedModule {
+            plugin: plugin.name.to_string(),
+            sha256: plugin.digest.clone(),
+            generation,
+            why,
+            configuration: plugin.configuration.clone(),
+        };
         let mut list = self.0.lock();
         if list.len() >= MAX_REFUSED {
             list.pop_front();

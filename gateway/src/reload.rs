@@ -3,6 +3,7 @@
 use crate::clock::now_ms;
 use crate::gateway::Gateway;
 use crate::generation::{Generation, Prepared, prepare};
+use crate::plugin_start::Modules;
 use crate::probation::release_all;
 use crate::ticks::Ticks;
 use notify::event::{AccessKind, AccessMode, ModifyKind};
@@ -71,12 +72,32 @@ pub struct Reloaded {
     pub restart_needed: Vec<String>,
 }
 
-/// Reloads.
+/// Reloads because somebody asked for it: a configuration that was rolled back comes back.
 ///
 /// # Errors
 /// Why nothing changed.
 pub async fn reload(gateway: &Arc<Gateway>, ticks: &Arc<Ticks>, source: &Source) -> Result<Reloaded, String> {
     let _one_at_a_time = gateway.reloading.lock().await;
+    gateway.history.release();
+    reload_now(gateway, ticks, source).await
+}
+
+/// Reloads because a file has changed: not as long as the files are as they were at a rollback.
+async fn follow(gateway: &Arc<Gateway>, ticks: &Arc<Ticks>, source: &Source) {
+    let _one_at_a_time = gateway.reloading.lock().await;
+    if let Some(held) = gateway.history.held() {
+        let files = held.files.clone();
+        let now = tokio::task::spawn_blocking(move || fingerprint(&files)).await.unwrap_or_default();
+        if now == held.fingerprint {
+            gateway.metrics.reloads.with_label_values(&["held"]).inc();
+            return;
+        }
+        gateway.history.release();
+    }
+    let _ = reload_now(gateway, ticks, source).await;
+}
+
+async fn reload_now(gateway: &Arc<Gateway>, ticks: &Arc<Ticks>, source: &Source) -> Result<Reloaded, String> {
     let result = try_reload(gateway, ticks, source).await;
     match &result {
         Ok(done) if done.changed => {
@@ -107,8 +128,8 @@ async fn try_reload(gateway: &Arc<Gateway>, ticks: &Arc<Ticks>, source: &Source)
     // Reading, compiling and configuring block.
     let prepared = tokio::task::spawn_blocking(move || {
         let config = source.read()?;
-        let previous = gateway_of_task.generation.load_full();
-        prepare(config, &gateway_of_task.foundation, Some(&previous)).map_err(|e| e.to_string())
+        let running = [gateway_of_task.generation.load_full()];
+        prepare(config, &gateway_of_task.foundation, &running, &Modules::Current).map_err(|e| e.to_string())
     })
     .await
     .map_err(|e| format!("the reload task ended: {e}"))??;
@@ -119,6 +140,7 @@ async fn try_reload(gateway: &Arc<Gateway>, ticks: &Arc<Ticks>, source: &Source)
     let generation = put_in_place(gateway, ticks, prepared, previous.number + 1);
     let restart_needed = restart_needed(&previous.config, &generation.config);
     gateway.probation.begin(&previous, &generation, now_ms());
+    gateway.history.served(&previous);
     release_all(&generation);
     Ok(Reloaded { generation: generation.number, changed: true, restart_needed })
 }
@@ -142,18 +164,19 @@ pub(crate) fn put_in_place(
 }
 
 /// Files whose change means a reload.
-fn watched(path: &Path, generation: &Generation) -> BTreeSet<PathBuf> {
+pub(crate) fn watched(path: &Path, config: &Config) -> BTreeSet<PathBuf> {
     let mut files = BTreeSet::from([path.to_path_buf()]);
-    for plugin in &generation.config.plugins {
+    for plugin in &config.plugins {
         if let PluginSource::File(path) = &plugin.wasm {
             files.insert(path.clone());
         }
+        files.extend(plugin.self_test.clone());
     }
     files
 }
 
 /// What the files hold: a change of it is a change, whatever the file system says.
-fn fingerprint(files: &BTreeSet<PathBuf>) -> Vec<u8> {
+pub(crate) fn fingerprint(files: &BTreeSet<PathBuf>) -> Vec<u8> {
     let mut hash = Sha256::new();
     for file in files {
         hash.update(file.as_os_str().as_encoded_bytes());
@@ -188,7 +211,8 @@ pub async fn watch(gateway: Arc<Gateway>, ticks: Arc<Ticks>, source: Source) {
     let mut directories = BTreeSet::new();
     let mut seen = Vec::new();
     loop {
-        let files = watched(&path, &gateway.generation.load());
+        let mut files = watched(&path, &gateway.generation.load().config);
+        files.extend(gateway.history.held().into_iter().flat_map(|held| held.files));
         for directory in files.iter().filter_map(|f| f.parent()).map(existing) {
             if directories.insert(directory.clone())
                 && let Some(watcher) = &mut watcher
@@ -203,7 +227,7 @@ pub async fn watch(gateway: Arc<Gateway>, ticks: Arc<Ticks>, source: Source) {
         // from before the watch would go unseen for ever.
         if now != seen {
             seen = now;
-            let _ = reload(&gateway, &ticks, &source).await;
+            follow(&gateway, &ticks, &source).await;
             continue;
         }
         tokio::select! {

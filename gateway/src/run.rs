@@ -9,6 +9,8 @@ use crate::gateway::Gateway;
 use crate::generation::{BuildError, Foundation, fleet_settings, prepare};
 use crate::listen::Bound;
 use crate::metrics::Metrics;
+use crate::module_store::ModuleStore;
+use crate::plugin_start::Modules;
 use crate::probation::{self, RefusedModules};
 use crate::reload::{Source, watch};
 use crate::state::{State, StateError};
@@ -101,7 +103,7 @@ impl Running {
             None => None,
         };
         let (prepared, foundation) = spawn_blocking(move || {
-            let prepared = prepare(config, &foundation, None);
+            let prepared = prepare(config, &foundation, &[], &Modules::Current);
             (prepared, foundation)
         })
         .await?;
@@ -296,11 +298,14 @@ impl Foundation {
     /// # Errors
     /// The plugin engine does not start.
     pub fn new(config: &Config) -> Result<Self, turnstile_plugins::RuntimeError> {
-        let runtime = Runtime::new(RuntimeOptions { cache_dir: cache_dir(config), ..RuntimeOptions::default() })?;
+        let base = cache_base(config);
+        let cache_dir = base.as_ref().map(|base| base.join("wasm"));
+        let runtime = Runtime::new(RuntimeOptions { cache_dir, ..RuntimeOptions::default() })?;
+        let modules = ModuleStore::open(base.map(|base| base.join("modules")).as_deref());
         let seed = u64::try_from(crate::request_id::random_u128() >> 64).unwrap_or_default();
         let shared = Arc::new(SharedState::default());
         let (threads, callouts) = (thread_count(config), Callouts::new());
-        Ok(Self { runtime, shared, callouts, seed, threads, refused: RefusedModules::default() })
+        Ok(Self { runtime, shared, callouts, seed, threads, refused: RefusedModules::default(), modules })
     }
 }
 
@@ -310,14 +315,13 @@ pub fn thread_count(config: &Config) -> usize {
     config.threads.map_or_else(cores, |n| n as usize)
 }
 
-/// Where compiled plugins are kept: `state.dir`, else the user's cache directory; nowhere without a home.
-fn cache_dir(config: &Config) -> Option<PathBuf> {
-    let base = match &config.state.dir {
+/// Below which compiled and fetched plugins are kept: `state.dir`, else the user's cache directory; nowhere without a home.
+fn cache_base(config: &Config) -> Option<PathBuf> {
+    Some(match &config.state.dir {
         Some(dir) => dir.clone(),
         None => {
             let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
             absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|h| h.join(".cache")))?.join("turnstile")
         }
-    };
-    Some(base.join("wasm"))
+    })
 }

@@ -16,6 +16,8 @@ const EVERY: Duration = Duration::from_millis(20);
 pub struct Ticks {
     live: Mutex<Vec<(Weak<Generation>, Vec<Plugin>)>>,
     leaving: Mutex<Vec<Plugin>>,
+    /// Plugins that the newest generation is without, until when their streams may go on.
+    draining: Mutex<Vec<(Plugin, u64)>>,
     stop: AtomicBool,
 }
 
@@ -38,8 +40,18 @@ impl Ticks {
 
     /// A new generation serves.
     pub fn adopt(&self, generation: &Arc<Generation>) {
-        let plugins = generation.chain.iter().map(|c| c.plugin.clone()).collect();
-        self.live.lock().push((Arc::downgrade(generation), plugins));
+        let plugins: Vec<Plugin> = generation.chain.iter().map(|c| c.plugin.clone()).collect();
+        let mut live = self.live.lock();
+        let mut draining = self.draining.lock();
+        draining.retain(|(old, _)| !plugins.iter().any(|new| new.is_same_start(old)));
+        if let Some(previous) = live.last().and_then(|(previous, _)| previous.upgrade()) {
+            let now = now_ms();
+            for old in previous.chain.iter().filter(|old| !plugins.iter().any(|new| new.is_same_start(&old.plugin))) {
+                let ms = |drain: Duration| u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
+                draining.extend(old.drain.map(|drain| (old.plugin.clone(), now.saturating_add(ms(drain)))));
+            }
+        }
+        live.push((Arc::downgrade(generation), plugins));
     }
 
     /// Ends the thread.
@@ -72,15 +84,30 @@ impl Ticks {
             *live = alive;
             plugins.extend(leaving.iter().cloned());
         }
+        self.end_drained(now, &plugins);
         for plugin in &plugins {
             let report = plugin.tick(now);
             for fault in report.faults {
                 tracing::warn!(plugin = %fault.plugin, kind = %fault.kind, message = %fault.message, "plugin failed in a tick");
+            }
+            if report.recycled > 0 {
+                tracing::info!(plugin = %plugin.name(), instances = report.recycled, "plugin instances replaced: memory had grown");
             }
             if report.restarted > 0 {
                 tracing::info!(plugin = %plugin.name(), instances = report.restarted, "plugin instances replaced");
             }
         }
         self.leaving.lock().retain(|p| !p.is_shut_down());
+    }
+
+    /// Streams of old plugins that have had their time lose their instance.
+    fn end_drained(&self, now: u64, live: &[Plugin]) {
+        self.draining.lock().retain(|(plugin, until)| {
+            let lives = live.iter().any(|p| p.is_same_start(plugin)) && !plugin.is_shut_down();
+            if lives && now >= *until && plugin.retire() {
+                tracing::warn!(plugin = %plugin.name(), "drain_s is over: streams of the old plugin are ended");
+            }
+            lives && now < *until
+        });
     }
 }

@@ -4,17 +4,16 @@
 //! The directory must be private to this user, see [`precompiled`](crate::precompiled) for why.
 
 use std::fmt::Write as _;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use sha2::{Digest, Sha256};
 use wasmtime::{Engine, Module};
 
 use crate::precompiled;
+use crate::private_dir::PrivateDir;
 
 /// Most compiled modules kept; the oldest go first.
 const MAX_MODULES: usize = 64;
@@ -24,10 +23,8 @@ const CHECKSUM_EXTENSION: &str = "sha256";
 /// A private directory of compiled modules.
 #[derive(Debug)]
 pub(crate) struct CompileCache {
-    dir: PathBuf,
-    owner: u32,
+    dir: PrivateDir,
     settings: String,
-    next_temporary: AtomicU64,
 }
 
 impl CompileCache {
@@ -36,25 +33,7 @@ impl CompileCache {
     /// # Errors
     /// Text that says why the directory cannot be trusted or used.
     pub(crate) fn open(dir: &Path, engine: &Engine) -> Result<Self, String> {
-        let text = |error: io::Error| error.to_string();
-        if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(dir) {
-            return Err(error.to_string());
-        }
-        let dir = fs::canonicalize(dir).map_err(text)?;
-        let metadata = fs::symlink_metadata(&dir).map_err(text)?;
-        if metadata.mode() & 0o077 != 0 {
-            return Err(format!("others have access to it (mode {:o}, wanted 700)", metadata.mode() & 0o7777));
-        }
-        let mut cache = Self { dir, owner: 0, settings: settings_name(engine), next_temporary: AtomicU64::new(0) };
-        // A file of ours tells who we are.
-        let (path, file) = cache.temporary().map_err(text)?;
-        let ours = file.metadata().map_err(text);
-        let _ = fs::remove_file(path);
-        cache.owner = ours?.uid();
-        if metadata.uid() != cache.owner {
-            return Err("it belongs to another user".to_owned());
-        }
-        Ok(cache)
+        Ok(Self { dir: PrivateDir::open(dir)?, settings: settings_name(engine) })
     }
 
     /// The compiled form of these bytes, if it is here and sound. A file that is not sound is removed.
@@ -78,10 +57,7 @@ impl CompileCache {
     }
 
     fn check(&self, path: &Path) -> io::Result<()> {
-        let metadata = fs::symlink_metadata(path)?;
-        if !metadata.is_file() || metadata.uid() != self.owner || metadata.mode() & 0o022 != 0 {
-            return Err(io::Error::other("not a private file of this user"));
-        }
+        self.dir.check(path)?;
         let noted = fs::read(path.with_extension(CHECKSUM_EXTENSION))?;
         let mut file = File::open(path)?;
         let mut digest = Sha256::new();
@@ -108,45 +84,15 @@ impl CompileCache {
         let path = self.path(wasm);
         let write = || -> io::Result<()> {
             // The checksum first: a module without one is not loaded.
-            self.write_atomically(
-                &path.with_extension(CHECKSUM_EXTENSION),
-                hex(&Sha256::digest(&compiled)).as_bytes(),
-            )?;
-            self.write_atomically(&path, &compiled)
+            self.dir.write(&path.with_extension(CHECKSUM_EXTENSION), hex(&Sha256::digest(&compiled)).as_bytes())?;
+            self.dir.write(&path, &compiled)
         };
         write().map_err(|error| error.to_string())?;
         self.prune().map_err(|error| error.to_string())
     }
 
-    fn write_atomically(&self, path: &Path, content: &[u8]) -> io::Result<()> {
-        let (temporary, mut file) = self.temporary()?;
-        let written = file.write_all(content).and_then(|()| fs::rename(&temporary, path));
-        if written.is_err() {
-            let _ = fs::remove_file(&temporary);
-        }
-        written
-    }
-
-    fn temporary(&self) -> io::Result<(PathBuf, File)> {
-        let number = self.next_temporary.fetch_add(1, Relaxed);
-        let path = self.dir.join(format!(".new-{}-{number}", std::process::id()));
-        // A file of this name can only be a leftover of a process that died.
-        let _ = fs::remove_file(&path);
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        Ok((path, file))
-    }
-
     fn prune(&self) -> io::Result<()> {
-        let mut modules = Vec::new();
-        for entry in fs::read_dir(&self.dir)? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == EXTENSION) {
-                modules.push((fs::metadata(&path)?.modified()?, path));
-            }
-        }
-        modules.sort();
-        let surplus = modules.len().saturating_sub(MAX_MODULES);
-        for (_, path) in modules.into_iter().take(surplus) {
+        for path in self.dir.surplus(EXTENSION, MAX_MODULES)? {
             fs::remove_file(path.with_extension(CHECKSUM_EXTENSION))?;
             fs::remove_file(path)?;
         }
@@ -154,7 +100,7 @@ impl CompileCache {
     }
 
     fn path(&self, wasm: &[u8]) -> PathBuf {
-        self.dir.join(format!("{}-{}.{EXTENSION}", hex(&Sha256::digest(wasm)), self.settings))
+        self.dir.path().join(format!("{}-{}.{EXTENSION}", hex(&Sha256::digest(wasm)), self.settings))
     }
 }
 

@@ -23,7 +23,7 @@ fn the_oldest_modules_go_when_there_are_too_many() {
         assert!(cache.load(&engine, &wasm).is_some());
     }
     assert!(cache.load(&engine, &first).is_none());
-    assert_eq!(fs::read_dir(&cache.dir).unwrap().count(), 2 * MAX_MODULES, "with their checksums, no leftovers");
+    assert_eq!(fs::read_dir(cache.dir.path()).unwrap().count(), 2 * MAX_MODULES, "with their checksums, no leftovers");
 }
 
 #[test]

@@ -104,18 +104,15 @@ impl std::fmt::Debug for CallHandle {
 impl PluginInner {
     /// Tells a guest what came of a call. False if nobody waits for it any more.
     fn deliver(self: &Arc<Self>, at: usize, id: CallId, told: Told) -> Result<bool, Box<Fault>> {
-        let Some(shard) = self.shards.get(at) else { return Ok(false) };
-        let mut state = shard.state.lock();
-        let Some(instance) = state.instance.as_deref_mut().filter(|i| i.sequence() == id.sequence) else {
-            return Ok(false);
-        };
-        let Some(kind) = instance.call_kind(id.token) else { return Ok(false) };
-        let unary = !matches!(kind, CallKind::GrpcStream { .. });
-        let ends = if unary { told.ends_unary() } else { told.ends_any() };
-        let told = self.enter(&mut state, |instance| instance.tell(id.token, kind, told, ends));
-        let outgoing = state.collect();
-        let wants_more = !ends && state.instance.as_deref().is_some_and(|instance| instance.has_call(id.token));
-        drop(state);
+        let delivered = self.with_holder(at, id.sequence, |state| {
+            let kind = state.instance.as_deref_mut()?.call_kind(id.token)?;
+            let unary = !matches!(kind, CallKind::GrpcStream { .. });
+            let ends = if unary { told.ends_unary() } else { told.ends_any() };
+            let told = self.enter(state, |instance| instance.tell(id.token, kind, told, ends));
+            let wants_more = !ends && state.instance.as_deref().is_some_and(|instance| instance.has_call(id.token));
+            Some((told, wants_more, state.collect()))
+        });
+        let Some((told, wants_more, outgoing)) = delivered.flatten() else { return Ok(false) };
         self.send(at, outgoing);
         told.map_err(Box::new)?;
         Ok(wants_more)

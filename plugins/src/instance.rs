@@ -52,6 +52,8 @@ pub(crate) struct Instance {
     pub(crate) exports: GuestExports,
     sequence: u64,
     next_context: u32,
+    /// Memory when it had started, bytes.
+    start_bytes: usize,
 }
 
 // === starting ===
@@ -152,7 +154,8 @@ impl Instance {
                 "proxy_on_configure returned false: the plugin refuses its configuration"
             );
         }
-        let instance = Self { store, exports, sequence, next_context: ROOT_CONTEXT + 1 };
+        let start_bytes = memory.data_size(&store);
+        let instance = Self { store, exports, sequence, next_context: ROOT_CONTEXT + 1, start_bytes };
         instance.note_memory();
         Ok(instance)
     }
@@ -164,6 +167,21 @@ impl Instance {
     /// This instance's number in the process, never 0.
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
+    }
+
+    /// Linear memory now, bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.store.data().memory.map_or(0, |memory| memory.data_size(&self.store))
+    }
+
+    /// Linear memory when it had started, bytes.
+    pub(crate) fn start_bytes(&self) -> usize {
+        self.start_bytes
+    }
+
+    /// True if no stream has a context in it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.store.data().streams.is_empty()
     }
 
     /// An id for a new stream context: not the root's and not one that is live.

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod abi;
+mod apart;
 mod berth;
 mod callback;
 mod callout;
@@ -25,6 +26,7 @@ mod outcome;
 pub mod pairs;
 mod plugin;
 mod precompiled;
+mod private_dir;
 mod runtime;
 mod secret_headers;
 mod services;
@@ -45,6 +47,7 @@ pub use http_env::{Body, FieldMap, HttpEnv, RequestMap, ResponseMap};
 pub use metrics::{HISTOGRAM_BOUNDS, MetricError, MetricSnapshot, MetricValue, PluginMetrics};
 pub use outcome::{Action, CallOutcome, CallResult, Effects, Fault, FaultKind, LocalResponse, PluginError, StartPhase};
 pub use plugin::{Plugin, TickReport};
+pub use private_dir::PrivateDir;
 pub use runtime::{Runtime, RuntimeError, RuntimeOptions};
 pub use secret_headers::SecretHeaders;
 pub use services::{LogLine, PluginServices, SharedState};

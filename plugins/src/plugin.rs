@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use wasmtime::{InstancePre, Store};
 
 use crate::abi::AbiVersion;
+use crate::apart::Apart;
 use crate::callback::{Callback, CallbackSet, abi_version};
 use crate::host::{Host, Loaded};
 use crate::instance::{Failure, Instance, guarded};
@@ -21,7 +22,7 @@ use crate::stats::PluginStats;
 use crate::stream::{Stream, StreamKey};
 
 /// How long a root that answered "not yet" to `proxy_on_done` may take, ms.
-const ROOT_END_MS: u64 = 5_000;
+pub(crate) const ROOT_END_MS: u64 = 5_000;
 
 static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 
@@ -37,13 +38,15 @@ pub struct Plugin {
 pub(crate) struct PluginInner {
     pub(crate) loaded: Arc<Loaded>,
     pub(crate) shards: Box<[Shard]>,
-    pre: InstancePre<Host>,
+    pub(crate) pre: InstancePre<Host>,
     generation: u64,
     ticking: Mutex<()>,
     closing: AtomicBool,
     quarantined: AtomicBool,
+    retired: AtomicBool,
+    pub(crate) apart: Apart,
     // Last: the clock must outlive the instances.
-    runtime: Runtime,
+    pub(crate) runtime: Runtime,
 }
 
 /// What happened in a [`Plugin::tick`].
@@ -51,6 +54,8 @@ pub(crate) struct PluginInner {
 pub struct TickReport {
     /// Instances that were built in place of lost ones.
     pub restarted: usize,
+    /// Instances that were replaced because their memory had grown.
+    pub recycled: usize,
     /// Faults of tick and queue callbacks, and of instances that were built and did not start.
     pub faults: Vec<Fault>,
     /// Streams for which other callbacks asked for something: call [`Stream::take_effects`] on them.
@@ -87,8 +92,17 @@ impl Plugin {
         let mut built = Vec::with_capacity(shards);
         for _ in 0..shards {
             let instance = Instance::start(runtime, &loaded, &pre)?;
+            if let Some(soft) = loaded.spec.recycle_bytes
+                && instance.memory_bytes() > soft
+            {
+                let (has, may) = (instance.memory_bytes() >> 10, soft >> 10);
+                let message = format!(
+                    "has {has} KiB of memory when it has started, over the {may} KiB after which it is replaced"
+                );
+                return Err(error(StartPhase::Configure)(message));
+            }
             let state = ShardState { instance: Some(Box::new(instance)), ..ShardState::default() };
-            built.push(Shard { state: Mutex::new(state), orphans: Mutex::default() });
+            built.push(Shard { state: Mutex::new(state), ..Shard::default() });
         }
         let inner = Arc::new(PluginInner {
             loaded,
@@ -98,6 +112,8 @@ impl Plugin {
             ticking: Mutex::new(()),
             closing: AtomicBool::new(false),
             quarantined: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+            apart: Apart::default(),
             runtime: runtime.clone(),
         });
         inner.send_all();
@@ -111,8 +127,9 @@ impl Plugin {
     }
 
     /// Does what time asks for: builds instances in place of lost ones, runs due tick callbacks, delivers queue items,
-    /// ends streams that were dropped unfinished. Call it every 10 to 50 ms from a thread that may block, with a clock
-    /// that never goes back. A call while another runs does nothing.
+    /// ends streams that were dropped unfinished, replaces instances that have grown over `recycle_bytes`. Such an instance
+    /// goes on for the streams it holds; while it does, its successor is not replaced. Call it every 10 to 50 ms from a
+    /// thread that may block, with a clock that never goes back. A call while another runs does nothing.
     pub fn tick(&self, now_ms: u64) -> TickReport {
         let mut report = TickReport::default();
         let Some(_turn) = self.inner.ticking.try_lock() else { return report };
@@ -121,6 +138,7 @@ impl Plugin {
             let outgoing = shard.state.lock().collect();
             self.inner.send(at, outgoing);
         }
+        report.crash_streak = report.crash_streak.max(self.inner.loaded.stats.stream_streak.load(Relaxed));
         self.inner.loaded.stats.crash_streak.store(report.crash_streak, Relaxed);
         report
     }
@@ -152,7 +170,48 @@ impl Plugin {
             shard.state.lock().respawn = Respawn::default();
         }
         self.inner.loaded.stats.crash_streak.store(0, Relaxed);
+        self.inner.loaded.stats.stream_streak.store(0, Relaxed);
         true
+    }
+
+    /// Throws all instances away, and with them what runs in them: the streams' next calls fail with [`FaultKind::Lost`]. For
+    /// a plugin whose streams have had their time. False if that was done before.
+    pub fn retire(&self) -> bool {
+        if self.inner.retired.swap(true, Relaxed) {
+            return false;
+        }
+        for shard in &self.inner.shards {
+            drop(shard.state.lock().take_instance());
+        }
+        self.inner.end_apart();
+        self.inner.send_all();
+        true
+    }
+
+    /// Whether [`Plugin::retire`] was called last.
+    pub fn is_retired(&self) -> bool {
+        self.inner.is_retired()
+    }
+
+    /// Takes [`Plugin::retire`] back, with fresh instances. Blocks for their start.
+    ///
+    /// # Errors
+    /// An instance does not start; the plugin is as it was.
+    pub fn revive(&self) -> Result<(), PluginError> {
+        let inner = &self.inner;
+        if !inner.retired.load(Relaxed) {
+            return Ok(());
+        }
+        let start = |_: &Shard| Instance::start(&inner.runtime, &inner.loaded, &inner.pre);
+        let started = inner.shards.iter().map(start).collect::<Result<Vec<_>, _>>()?;
+        for (shard, instance) in inner.shards.iter().zip(started) {
+            let mut state = shard.state.lock();
+            state.instance = Some(Box::new(instance));
+            (state.respawn, state.next_tick_ms, state.end_by_ms) = (Respawn::default(), None, None);
+        }
+        inner.send_all();
+        inner.retired.store(false, Relaxed);
+        Ok(())
     }
 
     /// Tells the guest that its root contexts end. Call it when the plugin's streams have ended. A guest that asks for
@@ -161,6 +220,7 @@ impl Plugin {
         if self.inner.closing.swap(true, Relaxed) {
             return;
         }
+        self.inner.end_apart();
         for shard in &self.inner.shards {
             let state = &mut *shard.state.lock();
             let ended = self.inner.enter(state, Instance::root_done);
@@ -237,6 +297,14 @@ impl PluginInner {
         self.quarantined.load(Relaxed)
     }
 
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Relaxed)
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Relaxed)
+    }
+
     /// Throws a shard's instance away for what came out of it.
     pub(crate) fn discard(&self, state: &mut ShardState, failure: Failure) -> Fault {
         let Some(instance) = state.take_instance() else {
@@ -262,22 +330,26 @@ impl PluginInner {
         ran.map_err(|failure| self.discard(state, failure))
     }
 
-    fn end(&self, state: &mut ShardState) {
+    pub(crate) fn end(&self, state: &mut ShardState) {
         // Whatever the guest does in its last callback, it is gone after it.
         let _ = self.enter(state, Instance::root_delete);
         drop(state.take_instance());
         state.end_by_ms = None;
     }
 
-    fn tick_shard(&self, at: usize, shard: &Shard, now_ms: u64, report: &mut TickReport) {
+    fn tick_shard(self: &Arc<Self>, at: usize, shard: &Shard, now_ms: u64, report: &mut TickReport) {
         let orphans = std::mem::take(&mut *shard.orphans.lock());
+        self.tick_leaving(at, shard, &orphans, now_ms, report);
+        if self.loaded.spec.stream_isolation {
+            self.end_owned_orphans(at, &orphans, report);
+        }
         let mut state = shard.state.lock();
         if state.instance.is_none() {
             if self.closing.load(Relaxed) {
                 return;
             }
             // Nothing is planned in quarantine, so that release begins anew.
-            let due = !self.is_quarantined() && state.respawn.missing(now_ms, jitter());
+            let due = !self.is_quarantined() && !self.is_retired() && state.respawn.missing(now_ms, jitter());
             report.saw_streak(state.respawn);
             if !due {
                 report.unhealthy_shards += 1;
@@ -289,7 +361,7 @@ impl PluginInner {
             state = shard.state.lock();
             match started {
                 // Shut down meanwhile: nobody would end this instance.
-                Ok(_) if self.closing.load(Relaxed) => return,
+                Ok(_) if self.closing.load(Relaxed) || self.is_retired() => return,
                 Ok(instance) => {
                     self.loaded.stats.restarts.fetch_add(1, Relaxed);
                     report.restarted += 1;
@@ -306,9 +378,26 @@ impl PluginInner {
                 }
             }
         }
-        let state = &mut *state;
         state.respawn.alive(now_ms);
         report.saw_streak(state.respawn);
+        self.tick_instance(at, &mut state, &orphans, now_ms, report);
+        if state.instance.is_none() {
+            report.unhealthy_shards += 1;
+        } else if self.is_to_be_recycled(shard, &state, now_ms) {
+            state.recycled_ms = Some(now_ms);
+            drop(state);
+            self.recycle(shard, now_ms, report);
+        }
+    }
+
+    pub(crate) fn tick_instance(
+        &self,
+        at: usize,
+        state: &mut ShardState,
+        orphans: &[(u64, u32)],
+        now_ms: u64,
+        report: &mut TickReport,
+    ) {
         let run = self
             .end_orphans(state, orphans)
             .and_then(|()| self.run_due_tick(state, now_ms))
@@ -321,21 +410,18 @@ impl PluginInner {
         {
             self.end(state);
         }
-        match &state.instance {
-            Some(instance) => {
-                instance.note_memory();
-                let sequence = instance.sequence();
-                let keys = instance.streams_with_effects().map(|context| StreamKey { shard: at, sequence, context });
-                report.streams_with_effects.extend(keys);
-            }
-            None => report.unhealthy_shards += 1,
+        if let Some(instance) = &state.instance {
+            instance.note_memory();
+            let sequence = instance.sequence();
+            let keys = instance.streams_with_effects().map(|context| StreamKey { shard: at, sequence, context });
+            report.streams_with_effects.extend(keys);
         }
     }
 
-    fn end_orphans(&self, state: &mut ShardState, mut orphans: Vec<(u64, u32)>) -> Result<(), Fault> {
-        let Some(instance) = state.instance.as_deref() else { return Ok(()) };
-        orphans.retain(|(sequence, _)| *sequence == instance.sequence());
-        orphans.into_iter().try_for_each(|(_, context)| self.enter(state, |instance| instance.finish(context)))
+    fn end_orphans(&self, state: &mut ShardState, orphans: &[(u64, u32)]) -> Result<(), Fault> {
+        let Some(sequence) = state.instance.as_deref().map(Instance::sequence) else { return Ok(()) };
+        let mut ours = orphans.iter().filter(|(of, _)| *of == sequence);
+        ours.try_for_each(|(_, context)| self.enter(state, |instance| instance.finish(*context)))
     }
 
     fn deliver_queues(&self, state: &mut ShardState) -> Result<(), Fault> {

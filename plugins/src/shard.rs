@@ -3,6 +3,10 @@
 //! A fault throws the instance away: its memory is suspect. The streams it held are lost, each to be treated by the
 //! plugin's `on_error` policy. A fresh instance is built by [`Plugin::tick`](crate::Plugin::tick), never by a request:
 //! after 100 ms first, then twice as long each time it fails again, up to 30 s, with jitter.
+//!
+//! An instance whose memory has grown too much is replaced as well, but goes on for the streams it holds until they end.
+
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -19,6 +23,8 @@ const STABLE_MS: u64 = 60_000;
 #[derive(Default)]
 pub(crate) struct Shard {
     pub(crate) state: Mutex<ShardState>,
+    /// An instance that was replaced while streams ran in it, by its number. Locked after `state`, if both are.
+    pub(crate) leaving: Mutex<Option<(u64, Arc<Mutex<ShardState>>)>>,
     /// Streams whose owner went away without finishing them: instance number and context.
     pub(crate) orphans: Mutex<Vec<(u64, u32)>>,
 }
@@ -33,6 +39,15 @@ pub(crate) struct ShardState {
     pub(crate) end_by_ms: Option<u64>,
     /// Calls of instances that are gone, to be broken off.
     pub(crate) cancelled: Vec<(u64, Outgoing)>,
+    /// When the instance was last replaced, or was to be, because of its memory.
+    pub(crate) recycled_ms: Option<u64>,
+}
+
+impl ShardState {
+    /// Whether the instance with this number is here.
+    pub(crate) fn holds(&self, sequence: u64) -> bool {
+        self.instance.as_deref().is_some_and(|instance| instance.sequence() == sequence)
+    }
 }
 
 /// When to build an instance in place of a lost one. Knows no clock: all times are the caller's.

@@ -25,6 +25,11 @@ pub struct PluginSpec {
     pub limits: Limits,
     /// Number of instances, each with its own memory and lock; 0 counts as 1.
     pub shards: usize,
+    /// Linear memory over which an instance is replaced by a fresh one, bytes; see [`Plugin::tick`](crate::Plugin::tick).
+    pub recycle_bytes: Option<usize>,
+    /// Whether each stream gets an instance of its own, started and configured for it. The shards' instances then serve no
+    /// streams: only ticks and queues.
+    pub stream_isolation: bool,
     /// Answers harmless mistakes with OK and a log line, because SDKs panic on anything else: a header written to a map
     /// that was already sent, a property that cannot be written, a metric too many.
     pub lenient: bool,
@@ -52,6 +57,8 @@ impl PluginSpec {
             environment: Vec::new(),
             limits: Limits::default(),
             shards: 1,
+            recycle_bytes: None,
+            stream_isolation: false,
             lenient: true,
             stub_unknown_imports: false,
             hidden_headers: SecretHeaders::ALL,
@@ -64,6 +71,17 @@ impl PluginSpec {
     pub fn with_configuration(mut self, configuration: impl Into<Vec<u8>>) -> Self {
         self.configuration = configuration.into();
         self
+    }
+
+    /// Whether a start of the other would run as one of this does, given the same module.
+    pub fn runs_as(&self, other: &Self) -> bool {
+        self.configuration == other.configuration
+            && self.limits == other.limits
+            && self.shards == other.shards
+            && self.recycle_bytes == other.recycle_bytes
+            && self.stream_isolation == other.stream_isolation
+            && self.hidden_headers == other.hidden_headers
+            && self.allowed_imports == other.allowed_imports
     }
 
     /// Sets the number of instances.

@@ -19,6 +19,9 @@ pub(crate) struct StatsCounters {
     pub(crate) log_lines_dropped: AtomicU64,
     pub(crate) memory_high_water: AtomicU64,
     pub(crate) crash_streak: AtomicU32,
+    pub(crate) recycled: AtomicU64,
+    /// Streams in a row that took an instance of their own down.
+    pub(crate) stream_streak: AtomicU32,
 }
 
 /// Counters of one plugin at one moment.
@@ -48,6 +51,8 @@ pub struct PluginStats {
     pub memory_high_water: u64,
     /// Crashes in a row, as [`Plugin::crash_streak`](crate::Plugin::crash_streak).
     pub crash_streak: u32,
+    /// Instances replaced because their memory had grown over `recycle_bytes`.
+    pub recycled: u64,
     /// Out of service, see [`Plugin::quarantine`](crate::Plugin::quarantine).
     pub quarantined: bool,
     /// Shards whose instance is healthy now.
@@ -96,6 +101,7 @@ impl StatsCounters {
             log_lines_dropped: read(&self.log_lines_dropped),
             memory_high_water: read(&self.memory_high_water),
             crash_streak: self.crash_streak.load(Relaxed),
+            recycled: read(&self.recycled),
             quarantined: false,
             healthy_shards: 0,
             shards: 0,

@@ -1,6 +1,7 @@
 //! One request's life in one plugin.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -8,10 +9,12 @@ use bytes::Bytes;
 
 use crate::abi::MapType;
 use crate::berth::Berth;
+use crate::callout::Outgoing;
 use crate::env::{Lent, StreamEnv};
 use crate::instance::{Instance, StreamCall, guarded};
 use crate::outcome::{CallOutcome, CallResult, Effects, Fault, FaultKind};
 use crate::plugin::PluginInner;
+use crate::shard::ShardState;
 
 /// Names a stream in a [`TickReport`](crate::TickReport).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -141,6 +144,9 @@ impl Stream {
             State::Bound { .. } => self.enter(env, Instance::finish),
             _ => Ok(()),
         };
+        if let (State::Bound { sequence, .. }, true) = (self.state, self.plugin.loaded.spec.stream_isolation) {
+            self.plugin.end_own(self.shard, sequence, true);
+        }
         self.state = State::Finished;
         ended
     }
@@ -164,40 +170,33 @@ impl Stream {
             State::Failed(kind) => return Poll::Ready(Err(self.fail(kind))),
             State::Fresh | State::Finished => return Poll::Pending,
         };
-        let Some(shard) = self.plugin.shards.get(self.shard) else { return Poll::Pending };
-        let mut state = shard.state.lock();
-        match state.instance.as_deref_mut() {
-            Some(instance) if instance.sequence() == sequence => match instance.await_effects(context, cx, berth) {
-                Some(effects) => Poll::Ready(Ok(effects)),
-                None => Poll::Pending,
-            },
-            _ => {
-                drop(state);
-                Poll::Ready(Err(self.fail(FaultKind::Lost)))
-            }
+        let plugin = Arc::clone(&self.plugin);
+        let asked = plugin.with_holder(self.shard, sequence, |state| {
+            state.instance.as_deref_mut().and_then(|instance| instance.await_effects(context, cx, berth))
+        });
+        match asked {
+            Some(Some(effects)) => Poll::Ready(Ok(effects)),
+            Some(None) => Poll::Pending,
+            None => Poll::Ready(Err(self.fail(FaultKind::Lost))),
         }
     }
 
     /// Whether calls that this stream made are open.
     pub fn has_calls(&self) -> bool {
         let State::Bound { sequence, context } = self.state else { return false };
-        let Some(shard) = self.plugin.shards.get(self.shard) else { return false };
-        let state = shard.state.lock();
-        state.instance.as_deref().is_some_and(|i| i.sequence() == sequence && i.open_calls(context) > 0)
+        let open = |state: &mut ShardState| state.instance.as_deref().is_some_and(|i| i.open_calls(context) > 0);
+        self.plugin.with_holder(self.shard, sequence, open).unwrap_or(false)
     }
 
     /// Breaks off the calls that this stream made: whoever waited for them is gone. The guest hears that they failed.
     pub fn cancel_calls(&mut self) {
         let State::Bound { sequence, context } = self.state else { return };
         let plugin = Arc::clone(&self.plugin);
-        let Some(shard) = plugin.shards.get(self.shard) else { return };
-        let mut state = shard.state.lock();
-        if state.instance.as_deref().is_none_or(|i| i.sequence() != sequence || i.open_calls(context) == 0) {
-            return;
-        }
-        let cancelled = plugin.enter(&mut state, |instance| instance.cancel_calls(context));
-        let outgoing = state.collect();
-        drop(state);
+        let cancelled = plugin.with_holder(self.shard, sequence, |state| {
+            state.instance.as_deref().filter(|instance| instance.open_calls(context) > 0)?;
+            Some((plugin.enter(state, |instance| instance.cancel_calls(context)), state.collect()))
+        });
+        let Some((cancelled, outgoing)) = cancelled.flatten() else { return };
         plugin.send(self.shard, outgoing);
         if let Err(fault) = cancelled {
             tracing::warn!(plugin = %fault.plugin, kind = %fault.kind, message = %fault.message, "plugin failed in a reply");
@@ -207,11 +206,9 @@ impl Stream {
     /// Takes what callbacks of other contexts (ticks, mostly) asked for this stream.
     pub fn take_effects(&mut self) -> Effects {
         let State::Bound { sequence, context } = self.state else { return Effects::default() };
-        let Some(shard) = self.plugin.shards.get(self.shard) else { return Effects::default() };
-        match shard.state.lock().instance.as_deref_mut() {
-            Some(instance) if instance.sequence() == sequence => instance.take_effects(context),
-            _ => Effects::default(),
-        }
+        let take =
+            |state: &mut ShardState| state.instance.as_deref_mut().map(|instance| instance.take_effects(context));
+        self.plugin.with_holder(self.shard, sequence, take).flatten().unwrap_or_default()
     }
 
     /// The plugin's name.
@@ -243,45 +240,54 @@ impl Stream {
         run: impl FnOnce(&mut Instance, u32) -> wasmtime::Result<R>,
     ) -> Result<R, Box<Fault>> {
         let plugin = Arc::clone(&self.plugin);
-        let Some(shard) = plugin.shards.get(self.shard) else { return Err(self.fail(FaultKind::Unavailable)) };
-        let mut guard = shard.state.lock();
-        let state = &mut *guard;
-        let instance = match (&mut state.instance, self.state) {
-            (_, State::Failed(kind)) => return Err(self.fail(kind)),
-            (_, State::Fresh) if plugin.is_quarantined() => return Err(self.fail(FaultKind::Unavailable)),
-            (Some(instance), State::Fresh) => instance,
-            (Some(instance), State::Bound { sequence, .. }) if sequence == instance.sequence() => instance,
-            (None, State::Fresh) => return Err(self.fail(FaultKind::Unavailable)),
-            _ => return Err(self.fail(FaultKind::Lost)),
-        };
-        let started = Instant::now();
-        let (context, is_new) = match self.state {
-            State::Bound { context, .. } => (context, false),
-            _ => (instance.reserve_context(), true),
-        };
-        self.state = State::Bound { sequence: instance.sequence(), context };
-        instance.lend(context, env.lend());
-        let result = guarded(|| {
-            if is_new {
-                instance.create(context)?;
+        let isolated = plugin.loaded.spec.stream_isolation;
+        let (before, mut mine) = (self.state, self.state);
+        let ran = match before {
+            State::Failed(kind) => return Err(self.fail(kind)),
+            State::Fresh if plugin.is_quarantined() || plugin.is_retired() => None,
+            State::Fresh if isolated => match plugin.start_own() {
+                Ok(own) => run_in(&plugin, &mut own.lock(), &mut mine, env, run),
+                Err(error) => {
+                    plugin.loaded.stats.stream_streak.fetch_add(1, Relaxed);
+                    let refusal = self.fail(FaultKind::Unavailable);
+                    return Err(Box::new(Fault { message: error.to_string(), ..*refusal }));
+                }
+            },
+            State::Fresh => {
+                let shard = plugin.shards.get(self.shard);
+                shard.and_then(|shard| run_in(&plugin, &mut shard.state.lock(), &mut mine, env, run))
             }
-            run(instance, context)
-        });
-        env.give_back(instance.give_back());
-        plugin.loaded.stats.count_call(started);
-        let result = result.map_err(|failure| {
-            let fault = plugin.discard(state, failure);
-            self.state = State::Failed(FaultKind::Lost);
-            Box::new(fault)
-        });
-        let outgoing = state.collect();
-        drop(guard);
+            State::Bound { sequence, .. } => {
+                plugin.with_holder(self.shard, sequence, |state| run_in(&plugin, state, &mut mine, env, run)).flatten()
+            }
+            State::Finished => None,
+        };
+        let Some((result, outgoing)) = ran else {
+            return Err(self.fail(if matches!(before, State::Fresh) {
+                FaultKind::Unavailable
+            } else {
+                FaultKind::Lost
+            }));
+        };
+        self.state = mine;
         plugin.send(self.shard, outgoing);
-        result
+        result.map_err(|(fault, sequence)| {
+            self.state = State::Failed(FaultKind::Lost);
+            if isolated {
+                plugin.end_own(self.shard, sequence, false);
+            }
+            Box::new(fault)
+        })
     }
 
     /// Refuses a call, and all after it.
     fn fail(&mut self, kind: FaultKind) -> Box<Fault> {
+        // What retiring took away did not crash.
+        if let (State::Bound { sequence, .. }, true) = (self.state, self.plugin.loaded.spec.stream_isolation)
+            && !self.plugin.is_retired()
+        {
+            self.plugin.end_own(self.shard, sequence, false);
+        }
         self.plugin.loaded.stats.count_fault(kind);
         self.state = State::Failed(kind);
         let message = match kind {
@@ -291,6 +297,40 @@ impl Stream {
         };
         Box::new(self.plugin.fault(kind, message))
     }
+}
+
+/// What came of entering an instance: the result, or the fault and the number of the instance that is gone by it; and what is
+/// to be sent.
+type Ran<R> = (Result<R, (Fault, u64)>, Vec<(u64, Outgoing)>);
+
+/// Enters the instance of a state for a stream, whose context is created first if the guest does not know it yet. None if there
+/// is no instance.
+fn run_in<E: StreamEnv, R>(
+    plugin: &PluginInner,
+    state: &mut ShardState,
+    stream: &mut State,
+    env: &mut Lent<E>,
+    run: impl FnOnce(&mut Instance, u32) -> wasmtime::Result<R>,
+) -> Option<Ran<R>> {
+    let instance = state.instance.as_deref_mut()?;
+    let started = Instant::now();
+    let sequence = instance.sequence();
+    let (context, is_new) = match *stream {
+        State::Bound { context, .. } => (context, false),
+        _ => (instance.reserve_context(), true),
+    };
+    *stream = State::Bound { sequence, context };
+    instance.lend(context, env.lend());
+    let result = guarded(|| {
+        if is_new {
+            instance.create(context)?;
+        }
+        run(instance, context)
+    });
+    env.give_back(instance.give_back());
+    plugin.loaded.stats.count_call(started);
+    let result = result.map_err(|failure| (plugin.discard(state, failure), sequence));
+    Some((result, state.collect()))
 }
 
 impl Drop for Stream {

@@ -157,6 +157,8 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let why = placement::reason_label(decision, self.number);
         record.reason = Some(decision.route.reason.clone().unwrap_or_else(|| why.to_owned()));
         record.candidates = std::mem::take(&mut self.placed.considered);
+        record.canaries = self.progress.policies.canaries();
+        record.shadows.clone_from(&self.progress.policies.differences);
         self.progress.gateway.metrics.decisions.with_label_values(&[&*worker.id, why]).inc();
         match self.session.lease() {
             Some(lease) => {
@@ -447,5 +449,11 @@ fn explain(head: &mut ResponseHeader, exchange: &Exchange) -> pingora_core::Resu
     }
     head.insert_header("x-turnstile-session", record.session_mode.unwrap_or("none"))?;
     head.insert_header("x-turnstile-generation", record.generation.to_string())?;
+    for canary in &record.canaries {
+        head.append_header("x-turnstile-canary", &**canary)?;
+    }
+    for difference in &record.shadows {
+        head.append_header("x-turnstile-shadow", serde_json::to_string(difference).unwrap_or_default())?;
+    }
     Ok(())
 }

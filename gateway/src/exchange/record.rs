@@ -1,5 +1,6 @@
 //! The access and decision log's record of one request.
 
+use crate::policy::Difference;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -85,6 +86,12 @@ pub struct Record {
     /// Policies that failed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub failed_policies: Vec<Arc<str>>,
+    /// Canaries that decided.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub canaries: Vec<Arc<str>>,
+    /// What shadows would have done differently.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shadows: Vec<Difference>,
     /// Attempts made.
     pub attempts: u32,
     /// What went wrong on the way, attempt by attempt.

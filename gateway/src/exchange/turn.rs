@@ -13,7 +13,7 @@ use crate::forward::{AttemptFault, client_gone};
 use crate::gateway::Gateway;
 use crate::generation::PoolRuntime;
 use crate::placement::{self, NoPlace, Placed, Request};
-use crate::policy::{EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
+use crate::policy::{Applied, EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
 use crate::request_body::{self, Held};
 use crate::sessions::Waiter;
 use bytes::Bytes;
@@ -310,7 +310,9 @@ impl TurnInProgress<'_> {
                 Verdict::Close(plugin) => return Err(closed_by(&plugin)),
             }
         }
-        let queue = &self.policies.env.decision.queue;
+        let decision = self.policies.env.decision.clone();
+        self.policies.compare(&Applied { phase: Phase::Admit, decision: &decision, builtin: &builtin, route: None });
+        let queue = &decision.queue;
         let limit = generation.decide.max_head_start_ms;
         let identity = &self.turn.identity;
         let flow = match queue.flow.as_deref().or(builtin.queue.flow.as_deref()) {
@@ -456,6 +458,8 @@ impl TurnInProgress<'_> {
             finish_reason: record.finish_reason.clone(),
         });
         self.policies.finish();
+        record.canaries = self.policies.canaries();
+        record.shadows = std::mem::take(&mut self.policies.differences);
         record.failed_policies = std::mem::take(&mut self.policies.failed);
         record.notes = std::mem::take(&mut self.policies.env.decision.log);
         record.events = std::mem::take(&mut self.policies.env.events);

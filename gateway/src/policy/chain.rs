@@ -1,15 +1,17 @@
 //! The chain of plugins of one generation, and how it runs for one turn.
 
-use super::env::PolicyEnv;
+use super::canary::{CanaryRun, SetAside, Shown};
+use super::env::{PolicyEnv, PolicyStore};
+use super::shadow::{Applied, Difference, Opinion};
 use crate::callouts::Destinations;
 use crate::metrics::Metrics;
 use parking_lot::Mutex;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::time::Duration;
-use turnstile_config::{OnError, Phase};
+use std::time::{Duration, Instant};
+use turnstile_config::{OnError, Phase, Plugin as PluginConfig};
 use turnstile_fleet::decision::Decision;
-use turnstile_plugins::{Effects, Fault, FaultKind, Lent, LocalResponse, Plugin, PluginStats, Stream};
+use turnstile_plugins::{CallResult, Effects, Fault, FaultKind, Lent, LocalResponse, Plugin, PluginStats, Stream};
 
 /// One plugin of the chain.
 #[derive(Clone)]
@@ -26,11 +28,19 @@ pub struct ChainPlugin {
     pub pause: Duration,
     /// What it may call.
     pub destinations: Destinations,
+    /// How long its streams may go on once a newer generation is without it.
+    pub drain: Option<Duration>,
+    /// For a shadow: its own store.
+    pub shadow: Option<Arc<dyn PolicyStore>>,
+    /// For a canary: what is known of it.
+    pub canary: Option<CanaryRun>,
+    /// Place in the chain of the canary that decides for some sessions where this one is listed.
+    pub canary_at: Option<usize>,
     /// The started plugin.
     pub plugin: Plugin,
     /// SHA-256 of its module, hexadecimal.
     pub digest: String,
-    /// `builtin:NAME` or the file.
+    /// `builtin:NAME`, the file or the URL.
     pub source: String,
     /// Its configuration as given to it.
     pub configuration: String,
@@ -43,28 +53,34 @@ pub type Exported = Arc<Mutex<PluginStats>>;
 impl ChainPlugin {
     /// A started plugin with its place in the chain.
     pub fn new(
-        (phase, on_error, crash_limit): (Phase, OnError, u32),
-        (pause, destinations): (Duration, Destinations),
+        config: &PluginConfig,
+        destinations: Destinations,
         plugin: Plugin,
         exported: Exported,
         digest: String,
-        source: String,
-        configuration: String,
     ) -> Self {
-        let name = Arc::clone(plugin.name());
         Self {
-            name,
-            phase,
-            on_error,
-            crash_limit,
-            pause,
+            name: Arc::clone(plugin.name()),
+            phase: config.phase,
+            on_error: config.on_error(),
+            crash_limit: config.crash_limit,
+            pause: Duration::from_millis(config.pause_timeout_ms),
             destinations,
+            shadow: None,
+            canary: None,
+            canary_at: None,
+            drain: config.drain_s.map(Duration::from_secs),
             plugin,
             digest,
-            source,
-            configuration,
+            source: config.wasm.to_string(),
+            configuration: config.config_json(),
             exported,
         }
+    }
+
+    /// Whether no request depends on it alone: a shadow, or a canary.
+    pub fn is_on_trial(&self) -> bool {
+        self.shadow.is_some() || self.canary.is_some()
     }
 
     /// Its counters as they were last exported, shared with whatever exports them next.
@@ -113,6 +129,8 @@ pub enum Verdict {
 struct Pause {
     phase: Phase,
     at: usize,
+    /// Place of the one that runs after it.
+    next: usize,
     /// The decision before the policy ran.
     before: Decision,
 }
@@ -134,10 +152,17 @@ pub struct TurnPolicies {
     waits: bool,
     paused: Option<Pause>,
     resume: Option<Resume>,
+    counts: bool,
+    /// For each canary, by its place in the chain: whether it decided in the place of the other.
+    sides: Vec<(usize, bool)>,
+    /// What shadows decided in the last run of a phase.
+    opinions: Vec<Opinion>,
     /// What they see and wrote.
     pub env: Lent<PolicyEnv>,
     /// Names of policies that failed.
     pub failed: Vec<Arc<str>>,
+    /// Where shadows differ from what was done.
+    pub differences: Vec<Difference>,
 }
 
 impl TurnPolicies {
@@ -145,7 +170,21 @@ impl TurnPolicies {
     pub fn new(chain: Arc<[ChainPlugin]>, env: PolicyEnv, shard: usize, metrics: Arc<Metrics>) -> Self {
         let streams = chain.iter().map(|_| None).collect();
         let env = Lent::new(env);
-        Self { chain, streams, shard, metrics, waits: false, paused: None, resume: None, env, failed: Vec::new() }
+        Self {
+            chain,
+            streams,
+            shard,
+            metrics,
+            waits: false,
+            paused: None,
+            resume: None,
+            counts: true,
+            sides: Vec::new(),
+            opinions: Vec::new(),
+            env,
+            failed: Vec::new(),
+            differences: Vec::new(),
+        }
     }
 
     /// Policies that pause are waited for. Without this they go on, as where a turn is only thought through.
@@ -160,24 +199,36 @@ impl TurnPolicies {
         self.resume.is_some_and(|resume| resume.phase == phase)
     }
 
+    /// Nothing of what these policies do is counted: for a request that is not served.
+    #[must_use]
+    pub fn uncounted(mut self) -> Self {
+        self.counts = false;
+        self
+    }
+
     /// Runs the policies of a phase in order. Contexts of an earlier run of the phase end first: a retry is a new context.
     pub fn run(&mut self, phase: Phase, builtin: &Decision) -> Verdict {
         let chain = Arc::clone(&self.chain);
         let from = self.resume.take().filter(|resume| resume.phase == phase).map_or(0, |resume| resume.at);
-        for (at, plugin) in chain.iter().enumerate().skip(from) {
-            if plugin.phase != phase {
+        if from == 0 {
+            self.opinions.clear();
+        }
+        for (listed_at, listed) in chain.iter().enumerate().skip(from) {
+            // A canary runs in the place of the other.
+            if listed.phase != phase || listed.canary.is_some() {
                 continue;
             }
-            let Some(slot) = self.streams.get_mut(at) else { continue };
-            if let Some(old) = slot.take() {
-                report(&plugin.name, old.finish(&mut self.env));
+            let (at, plugin) = self.deciding(&chain, listed_at, listed);
+            if let Some(own) = &plugin.shadow {
+                self.ask_shadow(at, plugin, own);
+                continue;
             }
             let before = self.env.decision.clone();
-            self.env.hidden = plugin.plugin.spec().hidden_headers;
-            let mut stream = plugin.plugin.open_stream(self.shard);
-            let outcome = stream.on_request_headers(&mut self.env, true);
-            *slot = Some(stream);
-            self.report_dropped(plugin);
+            let began = plugin.canary.as_ref().map(|_| Instant::now());
+            let outcome = self.enter(at, plugin);
+            if let (Some(began), Some(canary), Ok(_)) = (began, &plugin.canary, &outcome) {
+                self.judge(plugin, |_| canary.decided(began.elapsed()));
+            }
             match outcome {
                 Ok(outcome) => {
                     let paused = outcome.paused_request();
@@ -185,7 +236,7 @@ impl TurnPolicies {
                         return verdict;
                     }
                     if paused && self.waits {
-                        self.paused = Some(Pause { phase, at, before });
+                        self.paused = Some(Pause { phase, at, next: listed_at + 1, before });
                         return Verdict::Paused;
                     }
                 }
@@ -217,6 +268,9 @@ impl TurnPolicies {
     ) -> Option<Verdict> {
         tracing::warn!(plugin = %plugin.name, kind = %fault.kind, message = %fault.message, "policy failed");
         self.failed.push(Arc::clone(&plugin.name));
+        if let Some(canary) = &plugin.canary {
+            self.judge(plugin, |_| canary.failed());
+        }
         // What a policy wrote before it failed is as suspect as the policy.
         self.env.decision = before;
         match plugin.on_error {
@@ -233,12 +287,12 @@ impl TurnPolicies {
     /// Waits until the policy that has paused goes on; then the phase is to be run again, which goes on behind it. `builtin`
     /// decides in the place of one that fails meanwhile. Given up when the client is `gone`: then it is told so by `None`.
     pub async fn wait(&mut self, builtin: &Decision, gone: impl Future<Output = ()>) -> Option<Verdict> {
-        let Some(Pause { phase, at, before }) = self.paused.take() else { return Some(Verdict::Go) };
+        let Some(Pause { phase, at, next, before }) = self.paused.take() else { return Some(Verdict::Go) };
         let chain = Arc::clone(&self.chain);
         let (Some(plugin), Some(Some(stream))) = (chain.get(at), self.streams.get_mut(at)) else {
             return Some(Verdict::Go);
         };
-        self.resume = Some(Resume { phase, at: at + 1 });
+        self.resume = Some(Resume { phase, at: next });
         tokio::pin!(gone);
         let fault = loop {
             let effects = {
@@ -276,13 +330,108 @@ impl TurnPolicies {
         Some(self.fail(plugin, phase, before, fault, builtin).unwrap_or(Verdict::Go))
     }
 
+    /// Holds what shadows decided in the last run of a phase against what was done.
+    pub fn compare(&mut self, applied: &Applied<'_>) {
+        let opinions = std::mem::take(&mut self.opinions);
+        if opinions.is_empty() {
+            return;
+        }
+        let metrics = self.counts.then_some(&*self.metrics);
+        self.differences.retain(|difference| difference.phase != applied.phase);
+        self.differences.extend(opinions.iter().filter_map(|opinion| opinion.compare(applied, metrics)));
+    }
+
     /// Ends all contexts: log, done, delete. What the policies may read then has to be in the environment.
     pub fn finish(&mut self) {
+        self.account();
         for (plugin, slot) in self.chain.iter().zip(&mut self.streams) {
             if let Some(stream) = slot.take() {
                 report(&plugin.name, stream.finish(&mut self.env));
             }
         }
+    }
+
+    /// The canaries that have decided for this turn.
+    pub fn canaries(&self) -> Vec<Arc<str>> {
+        let decided = self.sides.iter().filter(|(_, by_canary)| *by_canary);
+        decided.filter_map(|(at, _)| self.chain.get(*at)).map(|canary| Arc::clone(&canary.name)).collect()
+    }
+
+    /// Who decides where a plugin is listed: its canary, if it has one and that takes this session.
+    fn deciding<'a>(
+        &mut self,
+        chain: &'a [ChainPlugin],
+        at: usize,
+        listed: &'a ChainPlugin,
+    ) -> (usize, &'a ChainPlugin) {
+        let Some(canary_at) = listed.canary_at else { return (at, listed) };
+        let Some(canary) = chain.get(canary_at) else { return (at, listed) };
+        let takes = canary.canary.as_ref().is_some_and(|c| c.takes(self.env.side()));
+        let by_canary = takes && !canary.plugin.is_quarantined();
+        self.sides.retain(|(known, _)| *known != canary_at);
+        self.sides.push((canary_at, by_canary));
+        if by_canary { (canary_at, canary) } else { (at, listed) }
+    }
+
+    /// Enters a policy in a context of its own.
+    fn enter(&mut self, at: usize, plugin: &ChainPlugin) -> CallResult {
+        if let Some(old) = self.streams.get_mut(at).and_then(Option::take) {
+            report(&plugin.name, old.finish(&mut self.env));
+        }
+        self.env.hidden = plugin.plugin.spec().hidden_headers;
+        let mut stream = plugin.plugin.open_stream(self.shard);
+        let outcome = stream.on_request_headers(&mut self.env, true);
+        if let Some(slot) = self.streams.get_mut(at) {
+            *slot = Some(stream);
+        }
+        self.report_dropped(plugin);
+        outcome
+    }
+
+    /// Lets a shadow decide, and takes all of it back.
+    fn ask_shadow(&mut self, at: usize, plugin: &ChainPlugin, own: &Arc<dyn PolicyStore>) {
+        let before = self.env.begin_shadow(own);
+        let outcome = self.enter(at, plugin);
+        let (before, after) = self.env.end_shadow(before);
+        let (answer, fault) = match outcome {
+            Ok(outcome) => (outcome.effects.local_response, None),
+            Err(fault) => {
+                tracing::debug!(plugin = %plugin.name, kind = %fault.kind, message = %fault.message, "shadow failed");
+                (None, Some(fault))
+            }
+        };
+        self.opinions.push(Opinion { plugin: Arc::clone(&plugin.name), before, after, answer, fault });
+    }
+
+    /// What the turn's end says about canaries, and about those that they stand in for.
+    fn account(&mut self) {
+        let Some(end) = self.env.end() else { return };
+        let (Some(prompt_tokens), Some(cached_tokens), Some(ttft_ms)) =
+            (end.prompt_tokens, end.cached_tokens, end.ttft_ms)
+        else {
+            return;
+        };
+        let shown = Shown { prompt_tokens, cached_tokens, ttft_ms };
+        for (at, by_canary) in self.sides.clone() {
+            // A turn that a canary was not able to decide says nothing about its decisions.
+            let Some(plugin) = self.chain.get(at).filter(|c| !self.failed.contains(&c.name)) else { continue };
+            let Some(canary) = &plugin.canary else { continue };
+            self.judge(plugin, |metrics| {
+                let side = if by_canary { "canary" } else { "rest" };
+                metrics.canary_turns.with_label_values(&[&*plugin.name, side]).inc();
+                canary.ended(by_canary, shown)
+            });
+        }
+    }
+
+    /// Notes something about a canary, which may set it aside.
+    fn judge(&self, plugin: &ChainPlugin, note: impl FnOnce(&Metrics) -> Option<SetAside>) {
+        if !self.counts {
+            return;
+        }
+        let Some(aside) = note(&self.metrics) else { return };
+        self.metrics.canaries_set_aside.with_label_values(&[&*plugin.name, aside.cause]).inc();
+        tracing::error!(plugin = %plugin.name, cause = aside.cause, reason = %aside.reason, "canary set aside");
     }
 }
 

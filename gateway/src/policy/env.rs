@@ -3,6 +3,7 @@
 use crate::policy::bulk;
 use crate::policy::facts::{self, EndFacts, TurnFacts};
 use crate::policy::headers::PolicyHeaders;
+use crate::policy::store::ShadowStore;
 use std::borrow::Cow;
 use std::sync::Arc;
 use turnstile_fleet::decision::{Candidates, Decision, WriteError};
@@ -11,6 +12,7 @@ use turnstile_fleet::ids::WorkerId;
 use turnstile_fleet::session::SessionView;
 use turnstile_fleet::worker::{LimitOptions, WorkerView};
 use turnstile_plugins::{HeaderPairs, MapType, SecretHeaders, Status, StreamEnv};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Events a policy may emit into one turn's decision log.
 const MAX_EVENTS: usize = 16;
@@ -69,7 +71,13 @@ pub struct PolicyEnv {
     pub events: Vec<String>,
     /// What the policy at work may not see.
     pub hidden: SecretHeaders,
-    wrote: u32,
+}
+
+/// What was there before a shadow was asked.
+pub struct Shadowed {
+    store: Arc<dyn PolicyStore>,
+    decision: Decision,
+    events: usize,
 }
 
 impl PolicyEnv {
@@ -88,7 +96,6 @@ impl PolicyEnv {
             dropped: Vec::new(),
             events: Vec::new(),
             hidden: SecretHeaders::ALL,
-            wrote: 0,
         }
     }
 
@@ -115,9 +122,35 @@ impl PolicyEnv {
         self.end = Some(end);
     }
 
-    /// Decisions written since the last call.
-    pub fn take_writes(&mut self) -> u32 {
-        std::mem::take(&mut self.wrote)
+    /// What is known of how the turn ended.
+    pub fn end(&self) -> Option<&EndFacts> {
+        self.end.as_ref()
+    }
+
+    /// What canaries tell sessions apart by: a number for the turn's session, or for the turn if it has none.
+    pub fn side(&self) -> u64 {
+        match &self.turn.turn.identity.session {
+            Some(session) => xxh3_64(&session.key.0.to_le_bytes()),
+            None => xxh3_64(self.turn.head.request_id.as_bytes()),
+        }
+    }
+
+    /// From here on what is written is a shadow's: its store is `own`, on top of everybody's.
+    pub fn begin_shadow(&mut self, own: &Arc<dyn PolicyStore>) -> Shadowed {
+        let beneath = Arc::clone(&self.store);
+        self.store = Arc::new(ShadowStore { own: Arc::clone(own), beneath: Arc::clone(&beneath) });
+        Shadowed { store: beneath, decision: self.decision.clone(), events: self.events.len() }
+    }
+
+    /// Takes back what a shadow did. The decision before it, and the one it wrote.
+    pub fn end_shadow(&mut self, before: Shadowed) -> (Decision, Decision) {
+        self.store = before.store;
+        self.events.truncate(before.events);
+        let after = std::mem::replace(&mut self.decision, before.decision.clone());
+        if after.route.exclude != before.decision.route.exclude {
+            self.table = None;
+        }
+        (before.decision, after)
     }
 
     fn worker_facts(&self) -> WorkerFacts<'_> {
@@ -222,7 +255,6 @@ impl StreamEnv for PolicyEnv {
                 if name.ends_with("route.exclude") {
                     self.table = None;
                 }
-                self.wrote = self.wrote.saturating_add(1);
             }
             Err(error) => {
                 if self.dropped.len() < MAX_EVENTS {

@@ -8,6 +8,7 @@ mod callouts;
 mod faults;
 mod grants;
 mod grpc;
+mod instances;
 mod lifecycle;
 mod link;
 mod maps;

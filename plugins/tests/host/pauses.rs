@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use turnstile_plugins::{Effects, Fault, FaultKind, HttpEnv, HttpReply, Lent, Stream};
+use turnstile_plugins::{Effects, Fault, FaultKind, HttpEnv, HttpReply, Lent, PluginSpec, Stream};
 
 use crate::rig::{Guest, Rig, data, header, map, request};
 
@@ -20,11 +20,17 @@ impl Wake for Alarm {
 /// Pauses requests after a call; the reply sets a header of the paused stream and continues it. The context that paused is
 /// kept at 904.
 fn gate(reply: &str) -> Rig {
+    gatekeeper(reply, "").start()
+}
+
+/// The same, before it is started; `more` is done on request headers too.
+fn gatekeeper(reply: &str, more: &str) -> Guest {
     let headers = map(&[(":method", "GET"), (":path", "/"), (":authority", "a")]);
     Guest::new(&format!(
         r#"{}{}
         (data (i32.const 300) "x-checkedyes")
         (func (export "proxy_on_request_headers") (param $context i32) (param i32 i32) (result i32)
+          {more}
           (i32.store (i32.const 904) (local.get $context))
           (drop (call $http_call (i32.const 100) (i32.const 4) (i32.const 200) (i32.const {})
             (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 900)))
@@ -38,7 +44,6 @@ fn gate(reply: &str) -> Rig {
         data(200, &headers),
         headers.len(),
     ))
-    .start()
 }
 
 fn answer() -> Result<HttpReply, String> {
@@ -78,6 +83,45 @@ fn a_reply_edits_a_paused_stream_and_wakes_its_owner() {
     assert!(effects.continue_request);
     assert_eq!(rings, 1);
     assert_eq!(header(&env, "x-checked").unwrap(), b"yes");
+}
+
+#[test]
+fn a_reply_finds_a_stream_in_an_instance_of_its_own_and_in_one_that_was_replaced() {
+    let grows = gatekeeper("(call $release)", "(drop (memory.grow (i32.const 16)))").spec();
+    let own = PluginSpec { stream_isolation: true, ..grows.clone() };
+    for spec in [own, PluginSpec { recycle_bytes: Some(1 << 20), ..grows }] {
+        let replaced = usize::from(spec.recycle_bytes.is_some());
+        let rig = Rig::start(spec).unwrap();
+        let (mut stream, mut env) = paused(&rig);
+        let (handle, _) = rig.call();
+        assert_eq!(rig.plugin.tick(0).recycled, replaced);
+        assert!(stream.has_calls());
+        let (effects, rings) = wait(&mut stream, &mut env, || handle.http(answer()).unwrap());
+        let Poll::Ready(Ok(effects)) = effects else { panic!("{effects:?}") };
+        assert!(effects.continue_request && !stream.has_calls());
+        assert_eq!((rings, header(&env, "x-checked").unwrap()), (1, b"yes".to_vec()));
+        stream.finish(&mut env).unwrap();
+        assert_eq!(rig.plugin.stats().open_calls, 0);
+    }
+}
+
+#[test]
+fn calls_end_with_the_instance_that_a_stream_had_for_itself() {
+    for breaks in [false, true] {
+        let reply = if breaks { "unreachable" } else { "(call $release)" };
+        let rig = Rig::start(PluginSpec { stream_isolation: true, ..gatekeeper(reply, "").spec() }).unwrap();
+        let (mut stream, mut env) = paused(&rig);
+        let (handle, _) = rig.call();
+        if breaks {
+            handle.http(answer()).unwrap_err();
+            assert_eq!(stream.on_request_headers(&mut env, true).unwrap_err().kind, FaultKind::Lost);
+            assert_eq!(rig.plugin.tick(0).crash_streak, 1);
+        } else {
+            stream.finish(&mut env).unwrap();
+            handle.http(answer()).unwrap();
+        }
+        assert_eq!(rig.plugin.stats().open_calls, 0);
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ use turnstile::fleet_state::Fleet;
 use turnstile::generation::{Foundation, Generation, fleet_settings, prepare};
 use turnstile::metrics::Metrics;
 use turnstile::placement::{self, NoPlace, Request};
+use turnstile::plugin_start::Modules;
 use turnstile::policy::{EndFacts, PolicyEnv, PolicyStore, RequestHead, TurnFacts, TurnPolicies, Verdict};
 use turnstile_config::{Config, Phase};
 use turnstile_fleet::decision::{Candidates, RouteInput, decide};
@@ -86,9 +87,10 @@ impl Rig {
         let options = RuntimeOptions { cache_dir: Some(cache.join("wasm")), ..RuntimeOptions::default() };
         let runtime = Runtime::new(options).map_err(|e| e.to_string())?;
         let shared = Arc::new(SharedState::default());
-        let foundation =
-            Foundation { runtime, shared, callouts: Callouts::new(), seed: 7, threads: 1, refused: Default::default() };
-        let prepared = prepare(config, &foundation, None).map_err(|e| e.to_string())?;
+        let (refused, modules) = Default::default();
+        let callouts = Callouts::new();
+        let foundation = Foundation { runtime, shared, callouts, seed: 7, threads: 1, refused, modules };
+        let prepared = prepare(config, &foundation, &[], &Modules::Current).map_err(|e| e.to_string())?;
         let fleet = Arc::new(Fleet::new(Arc::clone(&metrics), fleet_settings(prepared.config(), &[]), 64));
         let generation = Arc::new(prepared.commit(1, &foundation, &fleet));
         for (place, worker) in fleet.workers.current().iter().enumerate() {

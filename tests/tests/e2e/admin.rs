@@ -95,7 +95,7 @@ async fn pages_have_the_shapes_that_scripts_rely_on() {
     }
 
     let config = rig.admin("/config").await.json();
-    assert_eq!(keys(&config), ["generation", "loaded_at", "file", "last_reload_error", "config"]);
+    assert_eq!(keys(&config), ["generation", "loaded_at", "file", "last_reload_error", "follows_file", "config"]);
     assert_eq!(config["config"]["retry"]["backoff_ms"], 1);
 }
 
