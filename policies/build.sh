@@ -81,9 +81,11 @@ place session_binding session-binding.wasm
 place kv_affinity kv-affinity.wasm
 place tenant_labels tenant-labels.wasm
 place hello test/hello.wasm
+place noop test/noop.wasm
+place shapes test/shapes.wasm
 
 cd "$dist"
-sha256sum priority-queue.wasm session-binding.wasm kv-affinity.wasm tenant-labels.wasm test/hello.wasm >SHA256SUMS
+sha256sum priority-queue.wasm session-binding.wasm kv-affinity.wasm tenant-labels.wasm test/hello.wasm test/noop.wasm test/shapes.wasm >SHA256SUMS
 while read -r sum file; do
     printf '%9d bytes  %s  %s\n' "$(wc -c <"$file")" "$sum" "$file"
 done <SHA256SUMS

@@ -12,7 +12,7 @@ use std::time::Duration;
 use turnstile_tests::process::Gateway;
 
 /// Ports of the upstream: so many workers in one pool.
-const WORKERS: usize = 8;
+pub const WORKERS: usize = 8;
 /// Clients at a time, for whole answers.
 const CLIENTS: usize = 16;
 /// Clients at a time, for streams.
@@ -124,34 +124,18 @@ impl Proxies {
     }
 
     async fn case(&self, kind: &Kind, effort: &Effort) -> Result<Case, String> {
-        let mixes: Vec<Mix> = kind.scripts.iter().map(|script| Mix::new(kind.shape, script.as_deref())).collect();
+        let mixes = kind.mixes();
         let size = mixes.first().map_or(0, |mix| mix.body_bytes);
         let name =
             if kind.chunks == 0.0 { format!("{} ({size} B on average)", kind.name) } else { kind.name.to_owned() };
         let mut case = Case::new(name, kind.budget);
-        let total = (kind.total / effort.divide).max(kind.clients);
+        let total = kind.total(effort);
         let mut from = 0;
         for round in 0..effort.rounds {
             for turn in 0..self.all.len() {
                 let proxy = (round + turn) % self.all.len();
                 let Some(&(address, pid)) = self.all.get(proxy) else { continue };
-                let mut costs = Vec::new();
-                for mix in &mixes {
-                    let mut clients = Connections::open(address, kind.clients).await?;
-                    // Connections and pools are warm before anything is counted.
-                    clients.send(&mix.requests, from, 2 * kind.clients).await?;
-                    tokio::time::sleep(SETTLE).await;
-                    let before = cpu_ns(pid)?;
-                    clients.send(&mix.requests, from, total).await?;
-                    tokio::time::sleep(SETTLE).await;
-                    costs.push((cpu_ns(pid)? - before) as f64 / total as f64 / 1e3);
-                }
-                let cost = match costs.as_slice() {
-                    // What the longer stream costs more than the shorter, over the chunks it has more.
-                    [short, long] => (long - short) / kind.chunks,
-                    [whole, ..] => *whole,
-                    [] => 0.0,
-                };
+                let cost = kind.cost_us(&mixes, address, pid, from, total).await?;
                 if let Some(rounds) = case.rounds.get_mut(proxy) {
                     rounds.push(cost);
                 }
@@ -163,8 +147,10 @@ impl Proxies {
     }
 }
 
-struct Kind {
-    name: &'static str,
+/// A kind of request.
+pub struct Kind {
+    /// Its name.
+    pub name: &'static str,
     shape: Shape,
     scripts: Vec<Option<String>>,
     clients: usize,
@@ -175,7 +161,49 @@ struct Kind {
 }
 
 impl Kind {
-    fn whole(
+    /// The requests themselves.
+    pub fn mixes(&self) -> Vec<Mix> {
+        self.scripts.iter().map(|script| Mix::new(self.shape, script.as_deref())).collect()
+    }
+
+    /// How many are sent in a round.
+    pub fn total(&self, effort: &Effort) -> usize {
+        (self.total / effort.divide).max(self.clients)
+    }
+
+    /// CPU that a proxy spends on one request, or on one chunk, us. The requests are taken from place `from` on.
+    ///
+    /// # Errors
+    /// A request failed, or the proxy is gone.
+    pub async fn cost_us(
+        &self,
+        mixes: &[Mix],
+        address: SocketAddr,
+        pid: u32,
+        from: usize,
+        total: usize,
+    ) -> Result<f64, String> {
+        let mut costs = Vec::new();
+        for mix in mixes {
+            let mut clients = Connections::open(address, self.clients).await?;
+            // Connections and pools are warm before anything is counted.
+            clients.send(&mix.requests, from, 2 * self.clients).await?;
+            tokio::time::sleep(SETTLE).await;
+            let before = cpu_ns(pid)?;
+            clients.send(&mix.requests, from, total).await?;
+            tokio::time::sleep(SETTLE).await;
+            costs.push((cpu_ns(pid)? - before) as f64 / total as f64 / 1e3);
+        }
+        Ok(match costs.as_slice() {
+            // What the longer stream costs more than the shorter, over the chunks it has more.
+            [short, long] => (long - short) / self.chunks,
+            [whole, ..] => *whole,
+            [] => 0.0,
+        })
+    }
+
+    /// Answered as a whole.
+    pub fn whole(
         name: &'static str,
         bytes: usize,
         sessions: usize,
@@ -187,7 +215,8 @@ impl Kind {
         Self { name, shape, scripts: vec![None], clients: CLIENTS, total, chunks: 0.0, budget }
     }
 
-    fn stream(name: &'static str, rhythm: &str, budget: Option<f64>) -> Self {
+    /// Answered by a stream, of which the cost of a chunk is wanted.
+    pub fn stream(name: &'static str, rhythm: &str, budget: Option<f64>) -> Self {
         let (short, long) = (16, 216);
         Self {
             name,
@@ -239,7 +268,7 @@ async fn gateway(dir: &Path, name: &str, upstreams: &str, full: bool) -> Result<
 }
 
 /// Waits until the gateway sees every worker ready.
-async fn ready(gateway: &Gateway) -> Result<(), String> {
+pub async fn ready(gateway: &Gateway) -> Result<(), String> {
     let client = reqwest::Client::builder().no_proxy().build().map_err(|e| e.to_string())?;
     let url = format!("http://{}/workers", gateway.admin);
     let waiting = async {

@@ -9,6 +9,8 @@ mod load;
 mod micro;
 #[path = "../bench/plain.rs"]
 mod plain;
+#[path = "../bench/plugins.rs"]
+mod plugins;
 #[path = "../bench/process.rs"]
 mod process;
 #[path = "../bench/report.rs"]
@@ -29,6 +31,13 @@ const HELP: &str = "\
 CPU time per request of the gateway beside a plain pingora proxy, and the weight of its parts.
 
 Usage: turnstile-bench [--quick] [--only TEXT] [--json FILE]
+       turnstile-bench --plugins [--quick] [--only TEXT] [--filter NAME=FILE ...] [--envoy FILE]
+
+  --plugins    the price of plugins instead: no plugin, the three policies, filters; each beside plain pingora and, with
+               --envoy, beside an Envoy with the same filter
+  --filter NAME=FILE
+               a module to measure as a filter, besides the no-op that comes with the repository
+  --envoy FILE an Envoy binary
 
   --quick      one short round: shows that everything runs, numbers are rough
   --only TEXT  only requests whose name has TEXT in it (\"500 B\", \"SSE\"), and nothing else
@@ -41,6 +50,9 @@ struct Options {
     quick: bool,
     only: String,
     json: Option<PathBuf>,
+    plugins: bool,
+    filters: Vec<(String, PathBuf)>,
+    envoy: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -53,7 +65,7 @@ fn main() -> ExitCode {
         }
         ["--role", "upstream", ports] => upstream::run(ports.parse().unwrap_or(1)),
         ["--role", "plain", address, upstreams] => role_plain(address, upstreams),
-        words => options(words).and_then(|options| bench(&options)),
+        words => options(words).and_then(|options| if options.plugins { price(&options) } else { bench(&options) }),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -77,6 +89,17 @@ fn options(words: &[&str]) -> Result<Options, String> {
     while let Some(word) = words.next() {
         match (*word, words.as_slice().first()) {
             ("--quick", _) => options.quick = true,
+            ("--plugins", _) => options.plugins = true,
+            ("--filter", Some(text)) => {
+                let (name, file) =
+                    text.split_once('=').ok_or_else(|| format!("--filter {text}: NAME=FILE is expected"))?;
+                options.filters.push((name.to_owned(), PathBuf::from(file)));
+                words.next();
+            }
+            ("--envoy", Some(path)) => {
+                options.envoy = Some(PathBuf::from(path));
+                words.next();
+            }
             ("--json", Some(path)) => {
                 options.json = Some(PathBuf::from(path));
                 words.next();
@@ -91,13 +114,27 @@ fn options(words: &[&str]) -> Result<Options, String> {
     Ok(options)
 }
 
-fn bench(options: &Options) -> Result<(), String> {
+/// What plugins cost.
+fn price(options: &Options) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+    let dir = tempfile::Builder::new().prefix("turnstile-bench-").tempdir().map_err(|e| e.to_string())?;
+    let table =
+        runtime.block_on(plugins::measure(dir.path(), &effort(options), &options.filters, options.envoy.as_deref()))?;
+    println!("{table}");
+    Ok(())
+}
+
+fn effort(options: &Options) -> Effort {
     let only = options.only.clone();
-    let effort = if options.quick {
+    if options.quick {
         Effort { only, rounds: 1, divide: 10, idle: 400 }
     } else {
         Effort { only, rounds: 7, divide: 1, idle: 2000 }
-    };
+    }
+}
+
+fn bench(options: &Options) -> Result<(), String> {
+    let effort = effort(options);
     let dir = tempfile::Builder::new().prefix("turnstile-bench-").tempdir().map_err(|e| e.to_string())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
     let mut figures = Vec::new();
