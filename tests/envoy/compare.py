@@ -5,6 +5,7 @@ needs any more, fail the run.
 """
 
 import argparse
+import difflib
 import fnmatch
 import http.client
 import json
@@ -39,21 +40,27 @@ def main():
 
 def compare(options, shape, exchanges, book, origin, ports):
     configuration = json.dumps({"shape": shape["name"], **shape.get("config", {})})
-    seen = {}
+    seen = {"envoy": [], "turnstile": []}
+    # One that ends the filter's instance on a host has the proxies for itself.
+    together = [exchange for exchange in exchanges if not exchange.get("alone")]
+    groups = [group for group in [together, *([exchange] for exchange in exchanges if exchange.get("alone"))] if group]
     for name, start in (("envoy", proxies.envoy), ("turnstile", proxies.turnstile)):
-        proxy = start(getattr(options, name), options.module, configuration, ports)
-        try:
-            seen[name] = [observe(proxy, shape, exchange, book, origin) for exchange in exchanges]
-        finally:
-            proxy.stop()
+        for group in groups:
+            proxy = start(getattr(options, name), options.module, configuration, ports)
+            try:
+                seen[name] += [observe(proxy, shape, exchange, book, origin) for exchange in group]
+            finally:
+                proxy.stop()
     results = []
-    for exchange, ours, theirs in zip(exchanges, seen["turnstile"], seen["envoy"]):
+    for exchange, ours, theirs in zip([e for group in groups for e in group], seen["turnstile"], seen["envoy"]):
         known = exchange.get("differs", []) + shape.get("differs", [])
         explained, unexplained, used = [], [], set()
         for field in sorted(ours.keys() | theirs.keys()):
             pair = (theirs.get(field), ours.get(field))
             if pair[0] == pair[1]:
                 continue
+            if field == "log":
+                pair = only(*pair)
             place = next((n for n, d in enumerate(known) if fnmatch.fnmatchcase(field, d["field"])), None)
             if place is None:
                 unexplained.append((field, *pair))
@@ -63,6 +70,12 @@ def compare(options, shape, exchanges, book, origin, ports):
         stale = [d["field"] for n, d in enumerate(exchange.get("differs", [])) if n not in used]
         results.append((f"{shape['name']}: {exchange['name']}", len(ours.keys() | theirs.keys()), explained, unexplained, stale))
     return results
+
+
+def only(theirs, ours):
+    """The lines that only one of them has."""
+    changes = list(difflib.ndiff(theirs, ours))
+    return [line[2:] for line in changes if line[0] == "-"], [line[2:] for line in changes if line[0] == "+"]
 
 
 def observe(proxy, shape, exchange, book, origin):

@@ -147,7 +147,7 @@ def envoy(binary, module, configuration, ports):
         + ["--log-format", "%v", "--disable-hot-restart"]
     )
     wait_listening(process, listen)
-    pattern = re.compile(r"wasm log shapes shapes shapes: (.*)$")
+    pattern = re.compile(r"wasm log (?:shapes ?)+: (.*)$")
     return Proxy(process, listen, lambda line: found.group(1) if (found := pattern.search(line)) else None)
 
 

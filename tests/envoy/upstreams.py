@@ -59,7 +59,11 @@ class Origin:
                 pass
 
             def answer(self):
-                body = self.body()
+                try:
+                    body = self.body()
+                except ConnectionAbortedError:
+                    self.close_connection = True
+                    return None
                 exchange = self.headers.get("x-exchange")
                 if exchange is None:
                     return self.probe()
@@ -77,7 +81,10 @@ class Origin:
                 if self.headers.get("transfer-encoding", "").lower() == "chunked":
                     whole = b""
                     while True:
-                        size = int(self.rfile.readline().split(b";")[0], 16)
+                        line = self.rfile.readline()
+                        if not line:
+                            raise ConnectionAbortedError
+                        size = int(line.split(b";")[0], 16)
                         whole += self.rfile.read(size)
                         self.rfile.readline()
                         if size == 0:

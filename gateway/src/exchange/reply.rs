@@ -45,11 +45,14 @@ impl Reply {
         Ok(self)
     }
 
-    /// What a plugin answers.
+    /// What a plugin answers. A body of which it does not say the type is text, as on other hosts.
     pub fn plugin(response: &LocalResponse) -> pingora_core::Result<Self> {
         let mut head = ResponseHeader::build(response.status, Some(response.headers.len() + 2))?;
         for (name, value) in &response.headers {
             head.append_header(name.clone(), value.clone())?;
+        }
+        if !response.body.is_empty() && !head.headers.contains_key(header::CONTENT_TYPE) {
+            head.insert_header(header::CONTENT_TYPE, "text/plain")?;
         }
         Ok(Self { head, body: response.body.clone() })
     }

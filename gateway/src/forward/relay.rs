@@ -9,7 +9,7 @@ use crate::workers::Worker;
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use http::{HeaderMap, header};
+use http::{HeaderMap, Method, header};
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::client::HttpSession;
 use pingora_http::ResponseHeader;
@@ -141,7 +141,9 @@ pub async fn relay(
     worker: &Worker,
 ) -> Relayed {
     let holds = opened.observer.is_some() && !streams(&opened.head);
-    let mut writer = Writer { head: Some(head), holds, writing: false, between_events: false };
+    let bodiless = client.req_header().method == Method::HEAD || matches!(head.status.as_u16(), 204 | 304);
+    let measures = !streams(&opened.head) && !bodiless;
+    let mut writer = Writer { head: Some(head), holds, measures, writing: false, between_events: false };
     let run = relay_inner(client, opened, &mut writer, filter, late, limits.between, worker);
     let ending = match tokio::time::timeout(limits.total, run).await {
         Ok(ending) => ending,
@@ -177,8 +179,10 @@ async fn drain(session: &mut HttpSession) -> bool {
 struct Writer {
     /// Not yet sent.
     head: Option<ResponseHeader>,
-    /// The body is held to its end (JSON that is observed) and gets an exact length.
+    /// The body is held to its end (JSON that is observed).
     holds: bool,
+    /// A body that is whole when the head is written gets its exact length.
+    measures: bool,
     /// A write has begun and not ended.
     writing: bool,
     /// What was written ends where an event does.
@@ -188,7 +192,7 @@ struct Writer {
 impl Writer {
     async fn write(&mut self, client: &mut ServerSession, chunk: Bytes, end: bool) -> Result<(), Ending> {
         if let Some(mut head) = self.head.take() {
-            if self.holds && end {
+            if self.measures && end {
                 head.remove_header(&header::TRANSFER_ENCODING);
                 head.insert_header(header::CONTENT_LENGTH, chunk.len().to_string())
                     .map_err(|e| Ending::Cut(describe(&e)))?;
