@@ -217,9 +217,10 @@ impl HeaderPairs for RequestMap {
     }
 
     fn for_each(&self, each: &mut dyn FnMut(&[u8], &[u8])) {
-        each(b":method", self.method.as_str().as_bytes());
-        each(b":path", &self.path);
+        // Envoy's order.
         each(b":authority", &self.authority);
+        each(b":path", &self.path);
+        each(b":method", self.method.as_str().as_bytes());
         each(b":scheme", self.scheme.as_bytes());
         self.fields.for_each(each);
     }

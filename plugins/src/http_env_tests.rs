@@ -29,7 +29,7 @@ fn pseudo_headers_come_first_and_host_is_authority() {
     assert_eq!(pairs.len(), map.len());
     assert_eq!(
         pairs[..4].iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
-        [":method", ":path", ":authority", ":scheme"]
+        [":authority", ":path", ":method", ":scheme"]
     );
     assert_eq!(get(&map, ":path").unwrap(), "/v1/chat?x=1");
     assert_eq!(get(&map, "host"), get(&map, ":authority"));

@@ -8,7 +8,7 @@ use crate::errors::{Kind, Refusal};
 use crate::filters::FilterVerdict;
 use crate::forward::forwarded::Origin;
 use crate::forward::open::{Opened, Outgoing, Watch, open, streams};
-use crate::forward::relay::{Ending, LateHeaders, RelayLimits, Relayed, ResponseFilter, Stop, relay};
+use crate::forward::relay::{Ending, LateHeaders, RelayLimits, Relayed, ResponseFilter, Stop, is_bodiless, relay};
 use crate::forward::request::{Framing, Onward, for_client, for_worker};
 use crate::forward::{AttemptFault, client_gone};
 use crate::placement::{self, Placed};
@@ -236,7 +236,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         }
         let protocol = self.progress.turn.route.protocol();
         if let Some(filters) = &mut self.progress.exchange.filters {
-            let bodiless = opened.ended && opened.pending.is_empty();
+            let bodiless = is_bodiless(client, &opened.head) || (opened.ended && opened.pending.is_empty());
             match filters.response_headers(&mut head, bodiless, client_gone(client)).await {
                 FilterVerdict::Go => {}
                 verdict => {

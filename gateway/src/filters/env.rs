@@ -79,7 +79,7 @@ impl FilterEnv {
         let int = |n: usize| Some(Cow::Owned(i64::try_from(n).unwrap_or(i64::MAX).to_le_bytes().to_vec()));
         let response = self.response.as_ref()?;
         if let Some(field) = name.strip_prefix("headers.") {
-            return response.get(field.as_bytes());
+            return joined(response, field.as_bytes());
         }
         if let Some(field) = name.strip_prefix("trailers.") {
             return self.response_trailers.as_ref()?.get(field.as_bytes());
@@ -129,6 +129,12 @@ impl StreamEnv for FilterEnv {
             "request.path" => return Some(Cow::Borrowed(&self.request.path)),
             "request.method" => return Some(Cow::Borrowed(self.request.method.as_str().as_bytes())),
             "request.host" => return Some(Cow::Borrowed(&self.request.authority)),
+            // As on Envoy, what the client says it will be, if it does.
+            "request.size" => {
+                let said = self.request.get(b"content-length");
+                let said = said.and_then(|text| std::str::from_utf8(&text).ok()?.parse().ok());
+                return int(said.unwrap_or_else(|| i64::try_from(self.request_size).unwrap_or(i64::MAX)));
+            }
             "request.total_size" => {
                 let size = self.request_size + pairs::serialized_len(&self.request);
                 return int(i64::try_from(size).unwrap_or(i64::MAX));
@@ -140,7 +146,7 @@ impl StreamEnv for FilterEnv {
             _ => {}
         }
         if let Some(field) = name.strip_prefix("request.headers.") {
-            return self.request.get(field.as_bytes());
+            return joined(&self.request, field.as_bytes());
         }
         self.head.property(name, Some(self.request_size))
     }
@@ -183,6 +189,23 @@ impl StreamEnv for FilterEnv {
         }
         Ok(())
     }
+}
+
+/// All values of a header as one text with commas between, which is what a property shows; a map shows the first.
+fn joined<'a>(map: &'a dyn HeaderPairs, name: &[u8]) -> Option<Cow<'a, [u8]>> {
+    let first = map.get(name)?;
+    let mut all = Vec::new();
+    let mut count = 0;
+    map.for_each(&mut |other, value| {
+        if other.eq_ignore_ascii_case(name) {
+            if count > 0 {
+                all.push(b',');
+            }
+            count += 1;
+            all.extend_from_slice(value);
+        }
+    });
+    Some(if count > 1 { Cow::Owned(all) } else { first })
 }
 
 impl FilterEnv {

@@ -48,6 +48,14 @@ fn numbers_are_eight_bytes_booleans_one_and_maps_pairs() {
 }
 
 #[test]
+fn the_size_is_what_the_client_says_it_will_be() {
+    let mut env = env();
+    assert_eq!(read(&mut env, "request.size"), number(0));
+    env.request.add(b"content-length", b"45").unwrap();
+    assert_eq!(read(&mut env, "request.size"), number(45));
+}
+
+#[test]
 fn a_header_name_may_hold_dots() {
     let mut env = env();
     assert_eq!(env.property(b"request\0headers\0x-a.b").unwrap(), b"dots".as_slice());
@@ -62,11 +70,14 @@ fn the_answer_is_there_once_it_is() {
     }
     let mut headers = HeaderMap::new();
     headers.insert("x-a", HeaderValue::from_static("1"));
+    headers.append("x-b", HeaderValue::from_static("1"));
+    headers.append("x-b", HeaderValue::from_static("2"));
     env.response = Some(ResponseMap::new(StatusCode::CREATED, headers));
     env.response_size = 5;
     assert_eq!(read(&mut env, "response.code"), number(201));
     assert_eq!(read(&mut env, "response.size"), number(5));
     assert_eq!(read(&mut env, "response.headers.x-a").unwrap(), b"1");
+    assert_eq!(read(&mut env, "response.headers.x-b").unwrap(), b"1,2", "all values");
     assert_eq!(read(&mut env, "response.code_details").unwrap(), b"via_upstream");
 }
 

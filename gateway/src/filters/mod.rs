@@ -52,6 +52,8 @@ pub struct FilterRun {
     request_ended: bool,
     /// The same of the answer.
     response_ended: bool,
+    /// Nothing follows the head of the answer, and they were told.
+    ends_with_head: bool,
 }
 
 /// What one callback came to.
@@ -81,6 +83,7 @@ impl FilterRun {
             answered: false,
             request_ended: false,
             response_ended: false,
+            ends_with_head: false,
         }
     }
 

@@ -29,6 +29,7 @@ impl FilterRun {
         gone: impl Future<Output = ()>,
     ) -> FilterVerdict {
         self.answered = true;
+        self.ends_with_head = end;
         self.env.response = Some(ResponseMap::new(head.status, head.headers.clone()));
         tokio::pin!(gone);
         for at in (0..self.entered).rev() {
@@ -103,6 +104,10 @@ impl ChunkFilter<'_> {
     async fn pass(&mut self, chunk: Bytes, end: bool) -> Result<Bytes, Stop> {
         self.run.env.response_size += chunk.len();
         let from = self.reach;
+        // The filters know already that nothing follows the head.
+        if self.run.ends_with_head && chunk.is_empty() {
+            return Ok(chunk);
+        }
         // A filter has ended the answer behind its head.
         if self.run.response_ended {
             return Ok(Bytes::new());

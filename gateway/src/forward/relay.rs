@@ -130,6 +130,13 @@ impl Relayed {
 /// Adds headers that are known only when the head is about to be written.
 pub type LateHeaders<'a> = dyn FnMut(&Observer, &mut ResponseHeader) + Send + 'a;
 
+/// Whether nothing can follow the head of this answer, or nothing will by its own word.
+pub fn is_bodiless(client: &ServerSession, head: &ResponseHeader) -> bool {
+    client.req_header().method == Method::HEAD
+        || matches!(head.status.as_u16(), 204 | 304)
+        || head.headers.get(header::CONTENT_LENGTH).is_some_and(|length| length == "0")
+}
+
 /// Relays an answer of `worker`. `head` is what the client gets.
 pub async fn relay(
     client: &mut ServerSession,
@@ -141,8 +148,7 @@ pub async fn relay(
     worker: &Worker,
 ) -> Relayed {
     let holds = opened.observer.is_some() && !streams(&opened.head);
-    let bodiless = client.req_header().method == Method::HEAD || matches!(head.status.as_u16(), 204 | 304);
-    let measures = !streams(&opened.head) && !bodiless;
+    let measures = !streams(&opened.head) && !is_bodiless(client, &opened.head);
     let mut writer = Writer { head: Some(head), holds, measures, writing: false, between_events: false };
     let run = relay_inner(client, opened, &mut writer, filter, late, limits.between, worker);
     let ending = match tokio::time::timeout(limits.total, run).await {

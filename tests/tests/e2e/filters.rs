@@ -88,6 +88,16 @@ async fn filters_see_requests_first_to_last_and_answers_last_to_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_short_answer_behind_filters_has_its_length() {
+    let rig = with(&[hello().key("config.append_response = \"<end>\"")]).start().await;
+    let answer = rig.post("/tokenize", &json!({"model": "default", "prompt": "a few words"})).await;
+    assert_eq!((answer.status, answer.complete), (200, true), "{}", answer.text());
+    assert!(answer.text().ends_with("<end>"), "{}", answer.text());
+    assert_eq!(answer.header("content-length"), Some(answer.body.len().to_string().as_str()));
+    assert_eq!(answer.header("transfer-encoding"), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_filter_answers_by_itself() {
     let rig = with(&[hello()]).start().await;
     let mut connection = rig.connect().await;
@@ -96,6 +106,7 @@ async fn a_filter_answers_by_itself() {
         let answer = connection.answer().await;
         assert_eq!((answer.status, answer.text().as_str()), (403, "blocked by hello\n"));
         assert_eq!(answer.header("x-hello"), Some("blocked"));
+        assert_eq!(answer.header("content-type"), Some("text/plain"), "a body that the plugin gives no type");
         assert!(answer.header("x-request-id").is_some());
     }
     assert!(rig.worker().turns().is_empty());
