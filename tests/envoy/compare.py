@@ -62,14 +62,34 @@ def compare(options, shape, exchanges, book, origin, ports):
             if field == "log":
                 pair = only(*pair)
             place = next((n for n, d in enumerate(known) if fnmatch.fnmatchcase(field, d["field"])), None)
-            if place is None:
-                unexplained.append((field, *pair))
-            else:
+            if place is not None:
                 used.add(place)
                 explained.append((field, *pair, known[place]["why"]))
+                continue
+            why, left = anywhere(book["everywhere"], field, pair)
+            if left:
+                unexplained.append((field, *left))
+            else:
+                explained.append((field, *pair, "; ".join(why)))
         stale = [d["field"] for n, d in enumerate(exchange.get("differs", [])) if n not in used]
         results.append((f"{shape['name']}: {exchange['name']}", len(ours.keys() | theirs.keys()), explained, unexplained, stale))
     return results
+
+
+def anywhere(everywhere, field, pair):
+    """Which general explanations apply, and what they leave unexplained: nothing, or a pair."""
+    why, left = [], pair
+    for rule in everywhere:
+        if rule["field"] != field:
+            continue
+        if "lines" in rule:
+            rest = tuple([line for line in side if not fnmatch.fnmatchcase(line, rule["lines"])] for side in left)
+        else:
+            rest = ([], []) if left[0] is None and rule["only_if_absent_on"] == "envoy" else left
+        if rest != left:
+            why.append(rule["why"])
+            left = rest
+    return why, None if why and not any(left) else left
 
 
 def only(theirs, ours):
