@@ -34,8 +34,18 @@ proxy_wasm::main! {{
     proxy_wasm::set_root_context(|_| Box::new(Root::default()));
 }}
 
-const SHAPES: [&str; 10] =
-    ["greeting", "headers", "look-back", "request-body", "response-body", "config", "callout", "callouts", "grpc", "properties"];
+const SHAPES: [&str; 10] = [
+    "greeting",
+    "headers",
+    "look-back",
+    "request-body",
+    "response-body",
+    "config",
+    "callout",
+    "callouts",
+    "grpc",
+    "properties",
+];
 
 #[derive(Default)]
 struct Root {
