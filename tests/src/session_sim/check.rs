@@ -43,7 +43,9 @@ pub struct Truth {
     engines: BTreeMap<Arc<str>, EngineTruth>,
     /// Turns that a client of deltas believes to be in its context.
     known: BTreeMap<SessionKey, Vec<usize>>,
-    /// The same at the moment at which an attempt began: what was answered since came after it.
+    /// The attempt by which it was last told that its context begins anew.
+    anew: BTreeMap<SessionKey, usize>,
+    /// What it believed at the moment at which an attempt began: what was answered since came after it.
     expected: BTreeMap<usize, Vec<usize>>,
     /// Turns in the engine session up to that of an attempt.
     seen: BTreeMap<usize, usize>,
@@ -171,23 +173,27 @@ impl Truth {
         let expected = self.expected.remove(&attempt).unwrap_or_default();
         let known = self.known.entry(key).or_default();
         let mut holds = true;
+        // A later turn was told meanwhile that its context begins anew: this one is not in it, and its client knows.
+        let counts = self.anew.get(&key).is_none_or(|&anew| anew < attempt);
+        if counts && matches!(note, Some(ContextNote::New | ContextNote::Lost)) {
+            self.anew.insert(key, attempt);
+            *known = vec![turn];
+        }
         let counted = match note {
             None => {
                 let seen = seen.unwrap_or_default();
                 holds = expected.iter().all(|earlier| seen.contains(earlier)) && seen.last() == Some(&turn);
-                known.push(turn);
+                if counts {
+                    known.push(turn);
+                }
                 "answers with their context"
             }
-            Some(ContextNote::New) => {
-                *known = vec![turn];
-                "answers told: context begins"
-            }
-            Some(ContextNote::Lost) => {
-                *known = vec![turn];
-                "answers told: context lost"
-            }
+            Some(ContextNote::New) => "answers told: context begins",
+            Some(ContextNote::Lost) => "answers told: context lost",
             Some(ContextNote::Incomplete) => {
-                *known = seen.unwrap_or_default();
+                if counts {
+                    *known = seen.unwrap_or_default();
+                }
                 "answers told: context incomplete"
             }
             Some(ContextNote::NotKept(..)) => "answers told: no context kept",
