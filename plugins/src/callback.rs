@@ -61,7 +61,8 @@ pub enum Callback {
 }
 
 impl Callback {
-    const ALL: [Callback; 20] = [
+    /// Every callback.
+    pub const ALL: [Callback; 20] = [
         Self::ContextCreate,
         Self::VmStart,
         Self::Configure,

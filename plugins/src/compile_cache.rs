@@ -84,7 +84,7 @@ impl CompileCache {
         let path = self.path(wasm);
         let write = || -> io::Result<()> {
             // The checksum first: a module without one is not loaded.
-            self.dir.write(&path.with_extension(CHECKSUM_EXTENSION), hex(&Sha256::digest(&compiled)).as_bytes())?;
+            self.dir.write(&path.with_extension(CHECKSUM_EXTENSION), checksum(&compiled).as_bytes())?;
             self.dir.write(&path, &compiled)
         };
         write().map_err(|error| error.to_string())?;
@@ -99,9 +99,24 @@ impl CompileCache {
         Ok(())
     }
 
-    fn path(&self, wasm: &[u8]) -> PathBuf {
-        self.dir.path().join(format!("{}-{}.{EXTENSION}", hex(&Sha256::digest(wasm)), self.settings))
+    /// The file of these bytes, whether it is there or not.
+    pub(crate) fn path(&self, wasm: &[u8]) -> PathBuf {
+        self.dir.path().join(named(wasm, &self.settings))
     }
+}
+
+/// The name of these bytes' file in any cache directory.
+pub(crate) fn file_name(engine: &Engine, wasm: &[u8]) -> String {
+    named(wasm, &settings_name(engine))
+}
+
+/// What stands in the file beside a compiled module.
+pub(crate) fn checksum(compiled: &[u8]) -> String {
+    hex(&Sha256::digest(compiled))
+}
+
+fn named(wasm: &[u8], settings: &str) -> String {
+    format!("{}-{settings}.{EXTENSION}", hex(&Sha256::digest(wasm)))
 }
 
 fn hex(bytes: &[u8]) -> String {

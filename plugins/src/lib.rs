@@ -7,9 +7,11 @@
 
 mod abi;
 mod apart;
+mod artefact;
 mod berth;
 mod callback;
 mod callout;
+mod capability;
 mod compile_cache;
 mod delivery;
 mod env;
@@ -18,6 +20,7 @@ mod guest_memory;
 mod host;
 mod http_env;
 mod imports;
+mod inspection;
 mod instance;
 mod link_check;
 mod log_budget;
@@ -38,12 +41,15 @@ mod stats;
 mod stream;
 
 pub use abi::{AbiVersion, BufferType, LogLevel, MapType, MetricType, Status};
+pub use artefact::Artefact;
 pub use berth::Berth;
 pub use callback::Callback;
 pub use callout::{CallCommand, CallId, Callout, GRPC_UNAVAILABLE, GrpcCallout, GrpcEvent, HttpCallout, HttpReply};
+pub use capability::Capability;
 pub use delivery::CallHandle;
 pub use env::{HeaderPairs, Lent, NoEnv, Parked, StreamEnv};
 pub use http_env::{Body, FieldMap, HttpEnv, RequestMap, ResponseMap};
+pub use inspection::{Import, Inspection};
 pub use metrics::{HISTOGRAM_BOUNDS, MetricError, MetricSnapshot, MetricValue, PluginMetrics};
 pub use outcome::{Action, CallOutcome, CallResult, Effects, Fault, FaultKind, LocalResponse, PluginError, StartPhase};
 pub use plugin::{Plugin, TickReport};

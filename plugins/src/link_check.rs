@@ -1,6 +1,6 @@
 //! Does this host have what a module imports?
 
-use wasmtime::{AsContextMut, ExternType, FuncType, InstancePre, Linker, Module, Store, Val};
+use wasmtime::{AsContextMut, ExternType, FuncType, ImportType, InstancePre, Linker, Module, Store, Val};
 
 use crate::abi::Status;
 use crate::callback::describe;
@@ -89,35 +89,38 @@ fn refuse(linker: &mut Linker<Host>, import: Disallowed) -> wasmtime::Result<()>
     Ok(())
 }
 
-struct Problem {
+/// Why an import cannot be linked.
+pub(crate) struct Problem {
     name: String,
-    text: String,
+    /// For the operator, with the import's name and type.
+    pub(crate) text: String,
     /// The type of a function that can be bound in place of the missing one.
     stub: Option<FuncType>,
 }
 
 fn problems(linker: &Linker<Host>, module: &Module, store: &mut Store<Host>) -> Vec<Problem> {
-    let mut problems = Vec::new();
-    for import in module.imports() {
-        let wanted = import.ty();
-        let name = format!("{}.{}", import.module(), import.name());
-        let text = match linker.get_by_import(store.as_context_mut(), &import) {
-            Some(present) => {
-                let present = present.ty(&store);
-                if same(&wanted, &present) {
-                    continue;
-                }
-                format!("import {name} has type {}, this host has {}", describe(&wanted), describe(&present))
+    module.imports().filter_map(|import| problem(linker, &import, store)).collect()
+}
+
+/// What keeps an import from being linked, if anything does.
+pub(crate) fn problem(linker: &Linker<Host>, import: &ImportType<'_>, store: &mut Store<Host>) -> Option<Problem> {
+    let wanted = import.ty();
+    let name = format!("{}.{}", import.module(), import.name());
+    let text = match linker.get_by_import(store.as_context_mut(), import) {
+        Some(present) => {
+            let present = present.ty(&store);
+            if same(&wanted, &present) {
+                return None;
             }
-            None => format!("unknown import {name}: {}", describe(&wanted)),
-        };
-        let stub = match wanted {
-            ExternType::Func(ty) if import.module() == "env" && returns_status(&ty) => Some(ty),
-            _ => None,
-        };
-        problems.push(Problem { name: import.name().to_owned(), text, stub });
-    }
-    problems
+            format!("import {name} has type {}, this host has {}", describe(&wanted), describe(&present))
+        }
+        None => format!("unknown import {name}: {}", describe(&wanted)),
+    };
+    let stub = match wanted {
+        ExternType::Func(ty) if import.module() == "env" && returns_status(&ty) => Some(ty),
+        _ => None,
+    };
+    Some(Problem { name: import.name().to_owned(), text, stub })
 }
 
 fn same(wanted: &ExternType, present: &ExternType) -> bool {

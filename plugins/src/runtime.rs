@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+use sha2::{Digest, Sha256};
 use wasmtime::{Config, Engine, Linker, Module, OptLevel, WasmBacktraceDetails};
 
 use crate::compile_cache::CompileCache;
@@ -43,9 +44,11 @@ pub struct Runtime {
 struct Inner {
     engine: Engine,
     linker: Linker<Host>,
-    cache: Option<CompileCache>,
+    cache: Result<CompileCache, String>,
     compiled: AtomicU64,
     loaded: AtomicU64,
+    /// The module that was inspected last, with the digest of its bytes: who looks at a module starts it next.
+    inspected: Mutex<Option<([u8; 32], Module)>>,
     // Last: the clock stops when nothing can run any more.
     _clock: EpochClock,
 }
@@ -77,18 +80,23 @@ impl Runtime {
         let engine = Engine::new(&config).map_err(fail)?;
         let mut linker = Linker::new(&engine);
         imports::link(&mut linker).map_err(fail)?;
-        let cache = options.cache_dir.and_then(|dir| match CompileCache::open(&dir, &engine) {
-            Ok(cache) => Some(cache),
-            Err(reason) => {
+        let cache = match options.cache_dir {
+            None => Err("no directory was given".to_owned()),
+            Some(dir) => CompileCache::open(&dir, &engine).inspect_err(|reason| {
                 tracing::warn!(dir = %dir.display(), %reason, "compiled plugins are not kept");
-                None
-            }
-        });
+            }),
+        };
         let clock = EpochClock::start(engine.clone())?;
-        let counters = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Self {
-            inner: Arc::new(Inner { engine, linker, cache, compiled: counters.0, loaded: counters.1, _clock: clock }),
-        })
+        let inner = Inner {
+            engine,
+            linker,
+            cache,
+            compiled: AtomicU64::new(0),
+            loaded: AtomicU64::new(0),
+            inspected: Mutex::default(),
+            _clock: clock,
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The module of these bytes, from the cache or compiled now: 0.1 to 10 seconds.
@@ -97,17 +105,29 @@ impl Runtime {
     /// Text that says why the bytes are not a module that can run here.
     pub(crate) fn module(&self, wasm: &[u8]) -> Result<Module, String> {
         let inner = &self.inner;
-        if let Some(module) = inner.cache.as_ref().and_then(|cache| cache.load(&inner.engine, wasm)) {
+        if let Some((digest, module)) = &*inner.inspected.lock()
+            && *digest == digest_of(wasm)
+        {
+            return Ok(module.clone());
+        }
+        if let Some(module) = inner.cache.as_ref().ok().and_then(|cache| cache.load(&inner.engine, wasm)) {
             inner.loaded.fetch_add(1, Relaxed);
             return Ok(module);
         }
         let module = Module::from_binary(&inner.engine, wasm).map_err(|error| format!("{error:#}"))?;
         inner.compiled.fetch_add(1, Relaxed);
-        if let Some(cache) = &inner.cache
+        if let Ok(cache) = &inner.cache
             && let Err(reason) = cache.store(&module, wasm)
         {
             tracing::warn!(%reason, "compiled plugin could not be kept");
         }
+        Ok(module)
+    }
+
+    /// The same, kept in memory until another is inspected.
+    pub(crate) fn module_to_inspect(&self, wasm: &[u8]) -> Result<Module, String> {
+        let module = self.module(wasm)?;
+        *self.inner.inspected.lock() = Some((digest_of(wasm), module.clone()));
         Ok(module)
     }
 
@@ -117,6 +137,14 @@ impl Runtime {
     /// Text that says why the bytes are not a module that can run here.
     pub fn precompile(&self, wasm: &[u8]) -> Result<(), String> {
         self.module(wasm).map(|_| ())
+    }
+
+    /// The file that the cache keeps these bytes in once they were compiled.
+    ///
+    /// # Errors
+    /// Why compiled modules are not kept.
+    pub fn cache_file(&self, wasm: &[u8]) -> Result<PathBuf, String> {
+        self.inner.cache.as_ref().map(|cache| cache.path(wasm)).map_err(Clone::clone)
     }
 
     /// How many modules were compiled, and how many came from the cache.
@@ -131,6 +159,10 @@ impl Runtime {
     pub(crate) fn linker(&self) -> &Linker<Host> {
         &self.inner.linker
     }
+}
+
+fn digest_of(wasm: &[u8]) -> [u8; 32] {
+    Sha256::digest(wasm).into()
 }
 
 /// The thread that advances the epoch.
