@@ -5,11 +5,12 @@
 #   policies/build.sh --out DIR     build into DIR instead; tests then run on it (TURNSTILE_POLICIES_DIR=DIR)
 #
 # Uses the wasm32-unknown-unknown target of rustup's toolchain where it is installed
-# (`rustup target add wasm32-unknown-unknown`), else the toolchain of Debian's rustc-web, for which a root user's missing
-# packages are installed. wasm-opt (binaryen), where there is one, makes the modules smaller and faster.
+# (`rustup target add wasm32-unknown-unknown`), else the toolchain of Debian's rustc-web; Go, clang and npm for the example
+# in other languages. What is missing is installed as toolchains.sh says. wasm-opt (binaryen), where there is one, makes the
+# modules of Rust smaller and faster.
 set -eu
 
-here=$(cd "$(dirname "$0")" && pwd)
+. "$(dirname "$0")/toolchains.sh"
 dist=$here/dist
 case ${1:-} in
 "") ;;
@@ -24,44 +25,21 @@ case ${1:-} in
     ;;
 esac
 
-target=wasm32-unknown-unknown
 export CARGO_TARGET_DIR="$here/target"
 # One job unless told otherwise: with lto and one code generation unit more bring little.
 export CARGO_BUILD_JOBS="${CARGO_BUILD_JOBS:-1}"
-# Panic messages name source files: give them names that are the same on every machine.
-cargo_home=${CARGO_HOME:-$HOME/.cargo}
-separator=$(printf '\037')
-CARGO_ENCODED_RUSTFLAGS="--remap-path-prefix=$here=policies${separator}--remap-path-prefix=$cargo_home/registry/src=crates"
-export CARGO_ENCODED_RUSTFLAGS
+stable_paths
 cd "$here"
 
-if command -v rustup >/dev/null 2>&1 && rustup target list --installed 2>/dev/null | grep -qx "$target"; then
+if has_rustup_target; then
     echo "build.sh: rustup toolchain, target $target"
     cargo build --release --locked --target "$target"
 else
-    packages="rustc-web cargo-web rust-web-src lld-19 binaryen"
-    missing=
-    for package in $packages; do
-        dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q "ok installed" || missing="$missing $package"
-    done
-    if [ -n "$missing" ]; then
-        if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
-            # shellcheck disable=SC2086 # a list of packages
-            apt-get update -qq >&2 && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing >&2
-        else
-            echo "build.sh: no WebAssembly target. Either: rustup target add $target" >&2
-            echo "build.sh: or, on Debian, as root: apt-get install -y --no-install-recommends$missing" >&2
-            exit 1
-        fi
-    fi
-    echo "build.sh: Debian toolchain, $(/usr/bin/rustc --version), standard library from source"
-    # The standard library for this target comes as source, which cargo builds only with its unstable flag.
     (
-        unset RUSTUP_TOOLCHAIN RUSTUP_HOME CARGO RUSTDOC || true
-        export PATH="/usr/bin:/bin" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1
-        CARGO_ENCODED_RUSTFLAGS="$CARGO_ENCODED_RUSTFLAGS${separator}--remap-path-prefix=/usr/lib/rustlib/src/rust=rust"
-        export CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER=/usr/bin/wasm-ld-19
-        /usr/bin/cargo build --release --locked --target "$target" -Zbuild-std=std,panic_abort
+        debian_rust
+        echo "build.sh: Debian toolchain, $(/usr/bin/rustc --version), standard library from source"
+        # shellcheck disable=SC2086 # a list of flags
+        "$CARGO" build --release --locked --target "$target" $CARGO_FLAGS
     )
 fi
 
@@ -84,8 +62,31 @@ place hello test/hello.wasm
 place noop test/noop.wasm
 place shapes test/shapes.wasm
 
+place warm_balance examples/warm-balance-rust.wasm
+
+# The same policy in other languages, each in a project like those of `turnstile plugin new`.
+# lay LANGUAGE SDK_FILES... : lays the project out and builds it
+lay() {
+    language=$1
+    shift
+    project=$here/target/projects/$language
+    mkdir -p "$project/turnstile"
+    cp -r "$here/examples/warm-balance/$language/." "$project"
+    cp "$@" "$project/turnstile"
+    rm -f "$project/build/warm-balance.wasm"
+    make -s -C "$project" all
+    cp "$project/build/warm-balance.wasm" "$dist/examples/warm-balance-$language.wasm"
+}
+
+find_clang
+lay c "$here"/sdk-c/turnstile.h
+find_go
+lay go "$here"/sdk-go/*.go
+find_npm
+lay as "$here"/sdk-as/*.ts
+
 cd "$dist"
-sha256sum priority-queue.wasm session-binding.wasm kv-affinity.wasm tenant-labels.wasm test/hello.wasm test/noop.wasm test/shapes.wasm >SHA256SUMS
+sha256sum priority-queue.wasm session-binding.wasm kv-affinity.wasm tenant-labels.wasm examples/*.wasm test/*.wasm >SHA256SUMS
 while read -r sum file; do
     printf '%9d bytes  %s  %s\n' "$(wc -c <"$file")" "$sum" "$file"
 done <SHA256SUMS

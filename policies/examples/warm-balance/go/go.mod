@@ -1,0 +1,3 @@
+module example.com/warm-balance
+
+go 1.24
