@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::workbench::arguments::PluginArgs;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,6 +41,8 @@ pub enum Command {
     Workers(WorkersArgs),
     /// Put the generation before back into a running gateway
     Rollback(RollbackArgs),
+    /// Write, check, try and measure policies and other plugins
+    Plugin(PluginArgs),
     /// Start simulated SGLang workers
     Sim(SimArgs),
     /// Print the JSON schema of the configuration

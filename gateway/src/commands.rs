@@ -6,6 +6,7 @@ use crate::generation::{Foundation, problems};
 use crate::metrics::Metrics;
 use crate::reload::Source;
 use crate::run::{Running, thread_count};
+use crate::workbench::arguments::PluginArgs;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -223,10 +224,22 @@ pub fn dispatch(command: Command) -> Outcome {
         Command::Explain(args) => explain(&args),
         Command::Workers(args) => workers(&args),
         Command::Rollback(args) => rollback(&args),
+        Command::Plugin(args) => plugin(&args),
         Command::Sim(args) => sim(args),
         Command::Schema => schema(),
         Command::Metrics => metrics(),
     }
+}
+
+/// `turnstile plugin`.
+///
+/// # Errors
+/// See [`workbench`](crate::workbench).
+pub fn plugin(args: &PluginArgs) -> Outcome {
+    let said = crate::workbench::dispatch(&args.action)?;
+    print(&said.out)?;
+    eprint!("{}", said.aside);
+    said.failed.map_or(Ok(()), Err)
 }
 
 /// `turnstile sim`.

@@ -11,6 +11,7 @@ fn docs_are_fresh() {
         ("metrics.md", Metrics::new().unwrap().document()),
         ("errors.md", crate::errors::page()),
         ("steering.md", turnstile_fleet::steering::page()),
+        ("policy-reference.md", crate::policy::reference::page()),
     ];
     for (name, wanted) in pages {
         let path = docs.join(name);

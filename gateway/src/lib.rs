@@ -53,6 +53,7 @@ pub mod state;
 pub mod stopping;
 pub mod ticks;
 pub mod upstream;
+pub mod workbench;
 pub mod workers;
 
 #[cfg(test)]

@@ -328,7 +328,8 @@ pub fn place(
     })
 }
 
-fn bound_of(session: &SessionView) -> Option<Bound> {
+/// Where a session lives, as decisions take it.
+pub fn bound_of(session: &SessionView) -> Option<Bound> {
     session.worker.map(|worker| Bound { worker, mode: session.mode })
 }
 

@@ -75,3 +75,26 @@ pub fn pool_for(config: &Config, model: Option<&str>) -> Option<usize> {
     let only = (model.is_none() && config.pools.len() == 1).then_some(0);
     named.or_else(|| config.pools.iter().position(|p| p.models.is_empty())).or(only)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn errors_name_the_member() {
+        let error = |json: &str| RecordedRequest::read(json.as_bytes()).unwrap_err();
+        assert!(error("1").contains("{path, headers, body}"));
+        assert!(error("{}").contains("missing field `body`"));
+        assert_eq!(error(r#"{"path": "/nowhere", "body": {}}"#), "path: no route /nowhere");
+        assert_eq!(error(r#"{"headers": {"a b": "x"}, "body": {}}"#), r#"headers: bad name "a b""#);
+        assert_eq!(error(r#"{"headers": {"a": "\n"}, "body": {}}"#), "headers.a: bad value");
+    }
+
+    #[test]
+    fn the_body_stays_as_it_was_written() {
+        let request = RecordedRequest::read(br#"{"body": {"model":  "m", "n": 1.50}}"#).unwrap();
+        assert_eq!(&request.body[..], br#"{"model":  "m", "n": 1.50}"#);
+        assert_eq!(request.path, "/v1/chat/completions");
+    }
+}

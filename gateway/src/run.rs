@@ -315,6 +315,11 @@ pub fn thread_count(config: &Config) -> usize {
     config.threads.map_or_else(cores, |n| n as usize)
 }
 
+/// Where compiled plugins are kept; nowhere without a home.
+pub fn cache_dir(config: &Config) -> Option<PathBuf> {
+    Some(cache_base(config)?.join("wasm"))
+}
+
 /// Below which compiled and fetched plugins are kept: `state.dir`, else the user's cache directory; nowhere without a home.
 fn cache_base(config: &Config) -> Option<PathBuf> {
     Some(match &config.state.dir {

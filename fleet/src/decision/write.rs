@@ -55,6 +55,18 @@ pub enum WriteError {
 // === impl WriteError ===
 
 impl WriteError {
+    /// Every cause.
+    pub const ALL: [Self; 8] = [
+        Self::UnknownName,
+        Self::UnknownWorker,
+        Self::NotReady,
+        Self::BadNumber,
+        Self::OutOfRange,
+        Self::BadValue,
+        Self::TooLong,
+        Self::TooMany,
+    ];
+
     /// The label in metrics.
     pub fn label(self) -> &'static str {
         match self {
@@ -138,7 +150,8 @@ impl Decision {
         Self::NAMES.contains(&name) || name.starts_with("log.")
     }
 
-    const NAMES: [&'static str; 15] = [
+    /// The names that [`apply_write`](Self::apply_write) takes, without those that begin with `log.`.
+    pub const NAMES: [&'static str; 15] = [
         "route.target",
         "route.fallbacks",
         "route.scores",

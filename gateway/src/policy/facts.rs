@@ -1,4 +1,5 @@
-//! Facts about one turn, as policies read them. The names are documented in `docs/policies.md`.
+//! Facts about one turn, as policies read them. The names stand in [`reference`](crate::policy::reference), which the
+//! documentation is made of.
 
 use crate::policy::env::{PolicyStore, RouteFacts};
 use bytes::Bytes;

@@ -1,11 +1,12 @@
 //! Policies: what plugins see, in which order they run, what happens when one fails.
 
-mod bulk;
+pub mod bulk;
 pub mod canary;
 pub mod chain;
 pub mod env;
 pub mod facts;
 pub mod headers;
+pub mod reference;
 pub mod shadow;
 pub mod store;
 

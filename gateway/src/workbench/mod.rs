@@ -1,0 +1,236 @@
+//! `turnstile plugin`: the tools of those who write policies.
+//!
+//! Everything here runs the code that serves requests: [`situation`] understands the turn and makes the facts, the plugin
+//! host runs the module, and the decision is settled as the gateway settles it.
+
+pub mod arguments;
+pub mod bench;
+pub mod check;
+pub mod compile;
+pub mod expectation;
+pub mod fleet_file;
+pub mod project;
+pub mod situation;
+pub mod subject;
+pub mod text;
+pub mod trace;
+pub mod trial;
+
+use arguments::{BenchArgs, CheckModuleArgs, CompileArgs, PluginAction, TryArgs};
+use serde_json::Value;
+use situation::Situation;
+use std::path::{Path, PathBuf};
+use subject::{Started, Subject};
+use turnstile_config::Phase;
+use turnstile_plugins::Runtime;
+
+/// What a tool has to say: text for standard output and for standard error. An error ends the process with 1 after both.
+#[derive(Debug, Default)]
+pub struct Said {
+    /// For standard output.
+    pub out: String,
+    /// For standard error.
+    pub aside: String,
+    /// Why it failed.
+    pub failed: Option<String>,
+}
+
+/// Does what `turnstile plugin` was told to.
+///
+/// # Errors
+/// A file that cannot be read or is not what it should be, a plugin that does not start.
+pub fn dispatch(action: &PluginAction) -> Result<Said, String> {
+    match action {
+        PluginAction::Check(args) => check_module(args),
+        PluginAction::Compile(args) => compile_module(args),
+        PluginAction::Run(args) => try_policy(args),
+        PluginAction::Bench(args) => bench_policy(args),
+        PluginAction::New(args) => project::create(args).map(|out| Said { out, ..Said::default() }),
+    }
+}
+
+fn check_module(args: &CheckModuleArgs) -> Result<Said, String> {
+    let subject = Subject::read(&args.file, args.config.as_deref())?;
+    let report = check::check(&subject)?;
+    let out = if args.json { pretty(&report.json) } else { report.text() };
+    let failed = (!report.good).then(|| format!("{}: cannot be used", args.file.display()));
+    Ok(Said { out, aside: String::new(), failed })
+}
+
+fn compile_module(args: &CompileArgs) -> Result<Said, String> {
+    let subject = Subject::read(&args.file, None)?;
+    let out = match &args.out {
+        Some(out) => compile::into_file(&subject, out)?,
+        None => compile::into_cache(&subject, compile::cache_of(args.gateway_config.as_deref())?)?,
+    };
+    Ok(Said { out, ..Said::default() })
+}
+
+fn try_policy(args: &TryArgs) -> Result<Said, String> {
+    let runtime = subject::runtime(compile::cache_of(None)?)?;
+    let phase = Phase::from(args.phase);
+    match (&args.cases, &args.turn, &args.fleet) {
+        (Some(cases), _, _) => run_cases(&args.file, cases, phase, &runtime),
+        (None, Some(turn), Some(fleet)) => {
+            let case = Case {
+                turn: turn.clone(),
+                fleet: fleet.clone(),
+                config: args.config.clone(),
+                expect: args.expect.clone(),
+            };
+            run_one(&args.file, &case, phase, args.json, &runtime)
+        }
+        _ => Err("--turn and --fleet, or --cases, must be given".to_owned()),
+    }
+}
+
+fn bench_policy(args: &BenchArgs) -> Result<Said, String> {
+    let subject = Subject::read(&args.file, args.config.as_deref())?;
+    let phase = Phase::from(args.phase);
+    let text = |file: &Option<PathBuf>, sample: &str| match file {
+        Some(path) => input(path),
+        None => Ok(("the sample".to_owned(), sample.as_bytes().to_vec())),
+    };
+    let turn = text(&args.turn, bench::SAMPLE.0)?;
+    // The sample's session belongs to the sample's turn.
+    let fleet = match (&args.turn, &args.fleet) {
+        (Some(_), None) => return Err("--fleet must be given with --turn".to_owned()),
+        _ => text(&args.fleet, bench::SAMPLE.1)?,
+    };
+    let situation = Situation::new((&turn.0, &turn.1), (&fleet.0, &fleet.1), phase)?;
+    let runtime = subject::runtime(compile::cache_of(None)?)?;
+    let report = bench::bench(&subject, &situation, &runtime, args.turns)?;
+    let out = if args.json { pretty(&report) } else { bench::text(&report) };
+    Ok(Said { out, ..Said::default() })
+}
+
+/// The files of one trial.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// The request.
+    pub turn: PathBuf,
+    /// The fleet.
+    pub fleet: PathBuf,
+    /// The plugin's configuration.
+    pub config: Option<PathBuf>,
+    /// What the report must have.
+    pub expect: Option<PathBuf>,
+}
+
+fn input(path: &Path) -> Result<(String, Vec<u8>), String> {
+    let bytes = subject::read_text(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok((path.display().to_string(), bytes))
+}
+
+/// Runs one case. Returns the plugin, the situation and the report.
+///
+/// # Errors
+/// A file that cannot be read or is not what it should be, a plugin that does not start.
+pub fn trial(
+    subject: &Subject,
+    case: &Case,
+    phase: Phase,
+    runtime: &Runtime,
+) -> Result<(Started, trial::Trial, Value), String> {
+    let (turn, fleet) = (input(&case.turn)?, input(&case.fleet)?);
+    let situation = Situation::new((&turn.0, &turn.1), (&fleet.0, &fleet.1), phase)?;
+    let started = subject.start(runtime)?;
+    let trial = trial::run(&started, &situation);
+    let report = trial.to_json(&started, &situation, phase);
+    Ok((started, trial, report))
+}
+
+fn run_one(file: &Path, case: &Case, phase: Phase, json: bool, runtime: &Runtime) -> Result<Said, String> {
+    let subject = Subject::read(file, case.config.as_deref())?;
+    let (started, trial, report) = trial(&subject, case, phase, runtime)?;
+    let out = if json { pretty(&report) } else { text::page(&report) };
+    let us = |time: std::time::Duration| format!("{:.1} µs", time.as_nanos() as f64 / 1e3);
+    let start_ms = started.took.as_secs_f64() * 1e3;
+    let aside = format!("times: start {start_ms:.1} ms, decision {}, end {}\n", us(trial.decide), us(trial.end));
+    let mut wrong = match &case.expect {
+        Some(expect) => differences(expect, &report)?,
+        None => Vec::new(),
+    };
+    if case.expect.is_none() {
+        wrong.extend(trial.fault);
+    }
+    let failed = (!wrong.is_empty()).then(|| wrong.join("\n"));
+    Ok(Said { out, aside, failed })
+}
+
+fn differences(expect: &Path, report: &Value) -> Result<Vec<String>, String> {
+    let (name, bytes) = input(expect)?;
+    let expected: Value = serde_json::from_slice(&bytes).map_err(|e| format!("{name}: {e}"))?;
+    if !expected.is_object() {
+        return Err(format!("{name}: expected a JSON object with members of the report"));
+    }
+    Ok(expectation::differences(&expected, report).into_iter().map(|line| format!("{name}: {line}")).collect())
+}
+
+fn run_cases(file: &Path, dir: &Path, phase: Phase, runtime: &Runtime) -> Result<Said, String> {
+    let mut said = Said::default();
+    let (mut passed, mut failed) = (0_u32, 0_u32);
+    for (name, case) in cases(dir)? {
+        let outcome = Subject::read(file, case.config.as_deref())
+            .and_then(|subject| trial(&subject, &case, phase, runtime))
+            .and_then(|(_, _, report)| case.expect.as_deref().map_or(Ok(Vec::new()), |e| differences(e, &report)));
+        match outcome {
+            Ok(wrong) if wrong.is_empty() => {
+                passed += 1;
+                said.out.push_str(&format!("ok {name}\n"));
+            }
+            Ok(wrong) => {
+                failed += 1;
+                said.out.push_str(&format!("FAILED {name}\n  {}\n", wrong.join("\n  ")));
+            }
+            Err(error) => {
+                failed += 1;
+                said.out.push_str(&format!("FAILED {name}\n  {error}\n"));
+            }
+        }
+    }
+    said.out.push_str(&format!("{passed} passed, {failed} failed\n"));
+    said.failed = (failed > 0).then(|| format!("{failed} of {} cases failed", passed + failed));
+    Ok(said)
+}
+
+/// The cases of a folder, by name.
+///
+/// # Errors
+/// It cannot be read, has no case, or a case lacks a file.
+pub fn cases(dir: &Path) -> Result<Vec<(String, Case)>, String> {
+    let fail = |e: std::io::Error| format!("{}: {e}", dir.display());
+    let mut cases = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(fail)? {
+        let folder = entry.map_err(fail)?.path();
+        if !folder.is_dir() {
+            continue;
+        }
+        let file = |name: &str| {
+            let path = folder.join(name);
+            if path.is_file() { Ok(path) } else { Err(format!("{}: is missing", path.display())) }
+        };
+        let case = Case {
+            turn: file("turn.json")?,
+            fleet: file("fleet.json")?,
+            config: file("config.json").ok(),
+            expect: Some(file("expect.json")?),
+        };
+        let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        cases.push((name, case));
+    }
+    if cases.is_empty() {
+        return Err(format!("{}: has no folder with a case (turn.json, fleet.json, expect.json)", dir.display()));
+    }
+    cases.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(cases)
+}
+
+fn pretty(value: &Value) -> String {
+    let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests;

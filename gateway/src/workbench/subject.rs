@@ -1,0 +1,165 @@
+//! The plugin that a tool works on: its file, started as the gateway would start it, with what it logs.
+
+use crate::module_file;
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use turnstile_config::{Phase, PluginSource};
+use turnstile_plugins::{LogLevel, LogLine, Plugin, PluginServices, PluginSpec, Runtime, RuntimeOptions, SharedState};
+
+/// Log lines that are kept.
+const MAX_LINES: usize = 1_000;
+
+/// A module's file and the configuration it is given.
+pub struct Subject {
+    /// Where it was read from.
+    pub path: PathBuf,
+    /// Its name: the file's, without the extension.
+    pub name: String,
+    /// The module.
+    pub wasm: Arc<[u8]>,
+    /// Its configuration, as the gateway hands it over: JSON text, empty for an empty table.
+    pub configuration: String,
+}
+
+/// What a plugin logged: level and text.
+pub type Line = (LogLevel, String);
+
+/// What the process offers to the plugin.
+#[derive(Default)]
+pub struct Services {
+    shared: SharedState,
+    lines: Mutex<Vec<Line>>,
+}
+
+/// A plugin that was started.
+pub struct Started {
+    /// The plugin, with one instance.
+    pub plugin: Plugin,
+    /// What it logs.
+    pub services: Arc<Services>,
+    /// What starting and configuring it took, compilation not included.
+    pub took: Duration,
+}
+
+// === impl Subject ===
+
+impl Subject {
+    /// Reads a module and the file with its configuration.
+    ///
+    /// # Errors
+    /// Which file cannot be read, or is not a JSON object.
+    pub fn read(path: &Path, configuration: Option<&Path>) -> Result<Self, String> {
+        let wasm = module_file::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        let configuration = match configuration {
+            None => Map::new(),
+            Some(file) => {
+                let fail = |e: &dyn std::fmt::Display| format!("--config: {}: {e}", file.display());
+                let text = read_text(file).map_err(|e| fail(&e))?;
+                serde_json::from_slice::<Map<String, Value>>(&text)
+                    .map_err(|e| fail(&format_args!("expected a JSON object, the plugin's `config` table: {e}")))?
+            }
+        };
+        Ok(Self::new(path.to_owned(), name, wasm.into(), configuration))
+    }
+
+    /// A module that is in memory.
+    pub fn new(path: PathBuf, name: String, wasm: Arc<[u8]>, configuration: Map<String, Value>) -> Self {
+        // By the same way as the gateway's, so that the plugin is given the same text.
+        let mut entry = turnstile_config::Plugin::new(name.as_str(), PluginSource::File(path.clone()), Phase::Route);
+        entry.config = configuration;
+        Self { path, name, wasm, configuration: entry.config_json() }
+    }
+
+    /// The module's SHA-256, hexadecimal.
+    pub fn digest(&self) -> String {
+        Sha256::digest(&self.wasm).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Starts and configures it with the gateway's default limits.
+    ///
+    /// # Errors
+    /// Why it does not start, with what it logged.
+    pub fn start(&self, runtime: &Runtime) -> Result<Started, String> {
+        // First, so that starting takes the time that it takes in a gateway with a warm cache.
+        runtime.inspect(&self.wasm).map_err(|e| format!("{}: {e}", self.path.display()))?;
+        let services = Arc::new(Services::default());
+        let spec =
+            PluginSpec::new(self.name.as_str(), Arc::clone(&self.wasm)).with_configuration(self.configuration.clone());
+        let started = Instant::now();
+        match Plugin::start(runtime, spec, Arc::clone(&services) as Arc<dyn PluginServices>) {
+            Ok(plugin) => Ok(Started { plugin, services, took: started.elapsed() }),
+            Err(error) => {
+                let said: Vec<String> = services.take().iter().map(|line| format!("\n  {}", shown(line))).collect();
+                Err(format!("{error}{}", said.concat()))
+            }
+        }
+    }
+}
+
+/// The runtime of a tool. Modules are compiled once and kept where the gateway keeps them, if there is such a place.
+///
+/// # Errors
+/// The engine does not start.
+pub fn runtime(cache_dir: Option<PathBuf>) -> Result<Runtime, String> {
+    Runtime::new(RuntimeOptions { cache_dir, ..RuntimeOptions::default() }).map_err(|e| e.to_string())
+}
+
+/// The bytes of a small file; of a pipe too, so that a shell can make it up on the spot.
+pub fn read_text(path: &Path) -> std::io::Result<Vec<u8>> {
+    use std::io::Read;
+    const MAX_BYTES: u64 = 64 << 20;
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(std::io::Error::other(format!("is larger than {} MiB", MAX_BYTES >> 20)));
+    }
+    Ok(bytes)
+}
+
+/// A log line for a terminal.
+pub fn shown((level, text): &Line) -> String {
+    format!("{}: {text}", level_name(*level))
+}
+
+/// A level's name in reports.
+pub fn level_name(level: LogLevel) -> &'static str {
+    match level {
+        LogLevel::Trace => "trace",
+        LogLevel::Debug => "debug",
+        LogLevel::Info => "info",
+        LogLevel::Warn => "warn",
+        LogLevel::Error => "error",
+        LogLevel::Critical => "critical",
+    }
+}
+
+// === impl Services ===
+
+impl Services {
+    /// What was logged since the last call.
+    pub fn take(&self) -> Vec<Line> {
+        std::mem::take(&mut self.lines.lock())
+    }
+}
+
+impl PluginServices for Services {
+    fn shared(&self) -> &SharedState {
+        &self.shared
+    }
+
+    fn log(&self, line: LogLine<'_>) {
+        let mut lines = self.lines.lock();
+        if lines.len() < MAX_LINES {
+            lines.push((line.level, line.message.to_owned()));
+        }
+    }
+
+    fn log_level(&self, _: &str) -> LogLevel {
+        LogLevel::Debug
+    }
+}
