@@ -113,8 +113,9 @@ fn send_local_response(call: &mut Call<'_>, status: u32, parts: Parts) -> Hostca
             _ => mistake(host, Status::BadArgument, format_args!("local response with an invalid header"))?,
         }
     }
-    let response =
-        LocalResponse { status, details, body: Bytes::copy_from_slice(body), headers, grpc_status: parts.grpc_status };
+    // These statuses have no body (RFC 9110, 15.3.5 and 15.4.5), whatever the guest gives for one.
+    let body = if matches!(status, 204 | 304) { Bytes::new() } else { Bytes::copy_from_slice(body) };
+    let response = LocalResponse { status, details, body, headers, grpc_status: parts.grpc_status };
     match host.effects() {
         Some(effects) if effects.local_response.is_none() => {
             effects.local_response = Some(Box::new(response));
