@@ -232,6 +232,9 @@ impl Running {
         let _ = self.stop_admin.send(true);
         self.cut.cancel();
         while self.admins.join_next().await.is_some() {}
+        if !self.ticks.end().await {
+            tracing::warn!("some plugins have not ended");
+        }
         self.ticks.stop();
         tracing::info!("stopped");
     }

@@ -10,6 +10,8 @@ use turnstile_plugins::Plugin;
 
 /// Between two rounds.
 const EVERY: Duration = Duration::from_millis(20);
+/// How long plugins may take to end with the gateway: more than the host gives one that asks for time.
+const END_LIMIT: Duration = Duration::from_secs(6);
 
 /// The plugins that live, by the generations that use them.
 #[derive(Default)]
@@ -18,6 +20,7 @@ pub struct Ticks {
     leaving: Mutex<Vec<Plugin>>,
     /// Plugins that the newest generation is without, until when their streams may go on.
     draining: Mutex<Vec<(Plugin, u64)>>,
+    ending: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -54,6 +57,18 @@ impl Ticks {
         live.push((Arc::downgrade(generation), plugins));
     }
 
+    /// Ends all plugins, which need not wait for a generation any more, and gives each the time that it asks for. True once
+    /// all have ended.
+    pub async fn end(&self) -> bool {
+        self.ending.store(true, Ordering::Release);
+        let ended = async {
+            while !(self.live.lock().is_empty() && self.leaving.lock().is_empty()) {
+                tokio::time::sleep(EVERY).await;
+            }
+        };
+        tokio::time::timeout(END_LIMIT, ended).await.is_ok()
+    }
+
     /// Ends the thread.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
@@ -61,11 +76,12 @@ impl Ticks {
 
     fn round(&self) {
         let now = now_ms();
+        let ending = self.ending.load(Ordering::Acquire);
         let mut plugins: Vec<Plugin> = Vec::new();
         {
             let mut live = self.live.lock();
             let (alive, ended): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut *live).into_iter().partition(|(g, _)| g.strong_count() > 0);
+                std::mem::take(&mut *live).into_iter().partition(|(g, _)| g.strong_count() > 0 && !ending);
             for (_, used) in &alive {
                 for plugin in used {
                     if !plugins.iter().any(|p| p.is_same_start(plugin)) {
@@ -76,7 +92,9 @@ impl Ticks {
             let mut leaving = self.leaving.lock();
             for plugin in ended.into_iter().flat_map(|(_, used)| used) {
                 if !plugins.iter().chain(leaving.iter()).any(|p| p.is_same_start(&plugin)) {
-                    tracing::info!(plugin = %plugin.name(), "plugin ends: no generation uses it");
+                    if !ending {
+                        tracing::info!(plugin = %plugin.name(), "plugin ends: no generation uses it");
+                    }
                     plugin.shut_down(now);
                     leaving.push(plugin);
                 }
