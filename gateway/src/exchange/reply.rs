@@ -6,6 +6,7 @@ use crate::errors::{Kind, Refusal};
 use crate::filters::FilterVerdict;
 use crate::forward::client_gone;
 use crate::forward::relay::ResponseFilter;
+use crate::headers::is_hop_by_hop;
 use bytes::Bytes;
 use http::header;
 use pingora_core::protocols::http::ServerSession;
@@ -49,7 +50,10 @@ impl Reply {
     pub fn plugin(response: &LocalResponse) -> pingora_core::Result<Self> {
         let mut head = ResponseHeader::build(response.status, Some(response.headers.len() + 2))?;
         for (name, value) in &response.headers {
-            head.append_header(name.clone(), value.clone())?;
+            // The connection, and with it the framing, is the gateway's.
+            if *name != header::CONTENT_LENGTH && !is_hop_by_hop(name, &[]) {
+                head.append_header(name.clone(), value.clone())?;
+            }
         }
         if !response.body.is_empty() && !head.headers.contains_key(header::CONTENT_TYPE) {
             head.insert_header(header::CONTENT_TYPE, "text/plain")?;

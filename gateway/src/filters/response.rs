@@ -3,6 +3,7 @@
 use super::{Asked, FilterRun, FilterVerdict, Side, Step};
 use crate::errors::{Kind, Refusal};
 use crate::forward::relay::{ResponseFilter, Stop};
+use crate::headers::{connection_listed, is_hop_by_hop};
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -45,12 +46,13 @@ impl FilterRun {
         }
         let Some(map) = &self.env.response else { return FilterVerdict::Go };
         let framing = head.headers.get(header::TRANSFER_ENCODING).cloned();
+        let listed = connection_listed(&map.fields.fields);
         let Ok(mut changed) = ResponseHeader::build(map.status, Some(map.fields.fields.len() + 1)) else {
             return FilterVerdict::Go;
         };
         for (name, value) in &map.fields.fields {
-            // The body may still change, so no length holds; framing is the gateway's.
-            if *name != header::CONTENT_LENGTH && *name != header::TRANSFER_ENCODING {
+            // The body may still change, so no length holds; the connection, and with it the framing, is the gateway's.
+            if *name != header::CONTENT_LENGTH && !is_hop_by_hop(name, &listed) {
                 let _ = changed.append_header(name.clone(), value.clone());
             }
         }
