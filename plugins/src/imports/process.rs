@@ -8,7 +8,9 @@ use wasmtime::Linker;
 
 use super::{run, run_any_time};
 use crate::abi::{LogLevel, Status};
-use crate::guest_memory::{Call, GuestStop, Hostcall, bytes, hand_over, split, store_u32, store_u64, text, with_env};
+use crate::guest_memory::{
+    Call, GuestStop, Hostcall, Stop, bytes, hand_over, split, store_u32, store_u64, text, with_env,
+};
 use crate::host::{Host, Phase, RootEnd};
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
@@ -95,12 +97,39 @@ fn call_foreign(call: &mut Call<'_>, name: (u32, u32), args: (u32, u32), pp: u32
         let result = env.call_foreign(&name, &arguments)?;
         give_result(call, &result, pp, np)
     });
-    if let Some(answered) = in_stream {
+    match in_stream {
+        Some(Err(Stop::Answer(Status::NotFound))) => {}
+        Some(answered) => return answered,
+        None => {}
+    }
+    if let Some(answered) = call_common(call, &name, pp, np) {
         return answered;
     }
     let plugin = Arc::clone(&call.data().plugin);
     let result: Cow<'_, [u8]> = plugin.services.call_foreign(&plugin.spec.name, &name, &arguments)?;
     give_result(call, &result, pp, np)
+}
+
+/// Functions that plugins made for other hosts expect everywhere; nothing for an unknown name.
+fn call_common(call: &mut Call<'_>, name: &str, pp: u32, np: u32) -> Option<Hostcall> {
+    Some(match name {
+        // Envoy's; what it asks for is what ABI 0.1.0 had an import for.
+        "clear_route_cache" => {
+            if let Some(effects) = call.data_mut().effects() {
+                effects.clear_route_cache = true;
+            }
+            give_result(call, &[], pp, np)
+        }
+        // Envoy's: properties here need no declaration.
+        "declare_property" => give_result(call, &[], pp, np),
+        // Higress', for plugins older than `proxy_get_log_level`.
+        "get_log_level" => {
+            let plugin = &call.data().plugin;
+            let level = plugin.services.log_level(&plugin.spec.name) as u32;
+            give_result(call, &level.to_le_bytes(), pp, np)
+        }
+        _ => return None,
+    })
 }
 
 /// Hands a result over, unless the guest does not want it: C++ code passes null for both addresses.
