@@ -3,8 +3,8 @@
 use super::Callouts;
 use super::destination::Destination;
 use crate::upstream::{Head, HeadBuilder, Link, STALE_WITHIN, Target, describe};
-use bytes::BytesMut;
-use http::{HeaderValue, header};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Method, header};
 use pingora_core::ErrorType::InvalidHTTPHeader;
 use pingora_core::OrErr as _;
 use pingora_core::protocols::http::client::HttpSession;
@@ -33,8 +33,10 @@ pub(super) async fn call(
             let silent = match send(&mut link, &target, &callout, limit).await {
                 Ok(()) => {
                     let mut session = link.into_session().ok_or("the connection is gone")?;
-                    let reply = receive(&mut session, callout.max_body).await;
-                    if reply.is_ok() {
+                    let head_only = callout.method == Method::HEAD;
+                    let reply = receive(&mut session, callout.max_body, head_only).await;
+                    // Its parser waits for the body that the head of such an answer speaks of.
+                    if reply.is_ok() && !head_only {
                         callouts.connectors.release(&target, session).await;
                     } else {
                         session.shutdown().await;
@@ -69,7 +71,7 @@ fn request(target: &Target, callout: &HttpCallout) -> pingora_core::Result<Head>
     {
         head.field(&header::AUTHORIZATION, authorization)?;
     }
-    let bodiless = callout.body.is_empty() && (callout.method.is_safe() || callout.method == http::Method::DELETE);
+    let bodiless = callout.body.is_empty() && (callout.method.is_safe() || callout.method == Method::DELETE);
     if !bodiless {
         head.field(&header::CONTENT_LENGTH, &HeaderValue::from(callout.body.len()))?;
     }
@@ -92,10 +94,13 @@ async fn send(link: &mut Link, target: &Target, callout: &HttpCallout, patience:
     run.await.map_err(|error: Box<pingora_core::Error>| describe(&error))
 }
 
-/// Reads the rest.
-async fn receive(session: &mut HttpSession, max_body: usize) -> Result<HttpReply, String> {
+/// Reads the rest. `head_only`: nothing follows the head, whatever it says.
+async fn receive(session: &mut HttpSession, max_body: usize, head_only: bool) -> Result<HttpReply, String> {
     let head = session.response_header().ok_or("the answer has no head")?;
     let (status, headers) = (head.status, head.headers.clone());
+    if head_only {
+        return Ok(HttpReply { status, headers, body: Bytes::new(), trailers: HeaderMap::new() });
+    }
     let mut body = BytesMut::new();
     loop {
         match session.read_response_body().await {
