@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 TURNSTILE := $(TARGET_DIR)/debug/turnstile
 
-.PHONY: help demo build test lint deny policies bench soak swaps session-sim test-sglang docs setup fuzz
+.PHONY: help demo build test lint deny policies conformance bench soak swaps session-sim test-sglang docs setup fuzz
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,10 @@ deny: ## licences and advisories of all dependencies
 
 policies: ## rebuild policies/dist/*.wasm
 	policies/build.sh
+
+conformance: setup ## the Proxy-Wasm conformance kit against the host library and the gateway (CONFORMANCE_FLAGS="--only 28 --mode host")
+	$(CARGO) build --locked -p turnstile-tests --bin turnstile-conformance
+	$(TARGET_DIR)/debug/turnstile-conformance $(CONFORMANCE_FLAGS)
 
 fuzz: ## fuzz every target for FUZZ_SECONDS (60) each; FUZZ="body_scan config" picks some; needs a nightly toolchain
 	scripts/fuzz.sh $(FUZZ)

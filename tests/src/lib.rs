@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 pub mod harness;
 pub mod process;
 pub mod session_sim;

@@ -194,7 +194,7 @@ impl Connection {
         self.body = match (head.header("transfer-encoding"), head.header("content-length")) {
             (Some("chunked"), None) => Body::Chunked,
             (None, Some(length)) => Body::Length(length.parse().unwrap()),
-            (None, None) if status < 200 || status == 204 => Body::Done,
+            (None, None) if status < 200 || matches!(status, 204 | 304) => Body::Done,
             (None, None) => Body::ToEnd,
             both => panic!("framing {both:?}"),
         };

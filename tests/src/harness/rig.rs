@@ -30,6 +30,10 @@ pub struct Rig {
 
 impl Rig {
     pub(super) async fn start(setup: Setup) -> Self {
+        Self::try_start(setup).await.unwrap_or_else(|refusal| panic!("{refusal}"))
+    }
+
+    pub(super) async fn try_start(setup: Setup) -> Result<Self, String> {
         let mut workers = Vec::new();
         for config in &setup.workers {
             workers.push(SimWorker::start("127.0.0.1:0", config.clone()).await.unwrap());
@@ -44,8 +48,8 @@ impl Rig {
         let source =
             Source { path: Some(path.clone()), fixed: None, listen: None, admin: None, explain_headers: false };
         let running = Running::start(source).await;
-        let running = running.unwrap_or_else(|e| panic!("{e}\n{}", std::fs::read_to_string(&path).unwrap()));
-        Self { running, workers, setup, dir }
+        let running = running.map_err(|e| format!("{e}\n{}", std::fs::read_to_string(&path).unwrap()))?;
+        Ok(Self { running, workers, setup, dir })
     }
 
     /// Waits until every worker is ready.

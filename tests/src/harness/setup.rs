@@ -253,6 +253,14 @@ impl Setup {
         Rig::start(self).await
     }
 
+    /// Starts workers and gateway, and waits for nothing.
+    ///
+    /// # Errors
+    /// Why the gateway does not start.
+    pub async fn try_start(self) -> Result<Rig, String> {
+        Rig::try_start(self).await
+    }
+
     /// How many workers the pools name.
     pub(super) fn named_workers(&self) -> usize {
         if self.pools.is_empty() {

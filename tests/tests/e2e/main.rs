@@ -6,6 +6,7 @@ mod agreement;
 mod bodies;
 mod callouts;
 mod callouts_grpc;
+mod conformance;
 mod crash_loops;
 mod drain;
 mod edge_bodies;

@@ -1,0 +1,18 @@
+;; A plugin that has no callbacks for streams. It logs every context that is made, by its parent: 0 for the root.
+(module
+  (import "env" "proxy_log" (func $log (param i32 i32 i32) (result i32)))
+  (import "env" "proxy_set_tick_period_milliseconds" (func $tick (param i32) (result i32)))
+  (memory (export "memory") 1)
+  (data (i32.const 16) "> context of 0> tick")
+  (func (export "proxy_abi_version_0_2_0"))
+  (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
+  (func (export "proxy_on_context_create") (param i32 i32)
+    (i32.store8 (i32.const 29) (i32.add (i32.const 48) (local.get 1)))
+    (drop (call $log (i32.const 2) (i32.const 16) (i32.const 14))))
+  (func (export "proxy_on_configure") (param i32 i32) (result i32)
+    (drop (call $tick (i32.const 20)))
+    (i32.const 1))
+  (func (export "proxy_on_tick") (param i32) (drop (call $log (i32.const 2) (i32.const 30) (i32.const 6))))
+  (func (export "proxy_on_done") (param i32) (result i32) (i32.const 1))
+  (func (export "proxy_on_log") (param i32))
+  (func (export "proxy_on_delete") (param i32)))

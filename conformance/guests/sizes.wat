@@ -1,0 +1,15 @@
+;; Logs the sizes that the start callbacks are told, below ten.
+(module
+  (import "env" "proxy_log" (func $log (param i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (data (i32.const 16) "> vm_start 0> configure 0")
+  (func (export "proxy_abi_version_0_2_1"))
+  (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
+  (func (export "proxy_on_vm_start") (param i32 i32) (result i32)
+    (i32.store8 (i32.const 27) (i32.add (i32.const 48) (local.get 1)))
+    (drop (call $log (i32.const 2) (i32.const 16) (i32.const 12)))
+    (i32.const 1))
+  (func (export "proxy_on_configure") (param i32 i32) (result i32)
+    (i32.store8 (i32.const 40) (i32.add (i32.const 48) (local.get 1)))
+    (drop (call $log (i32.const 2) (i32.const 28) (i32.const 13)))
+    (i32.const 1)))

@@ -1,0 +1,8 @@
+;; A command: it has `_start` and no `_initialize`.
+(module
+  (import "env" "proxy_log" (func $log (param i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (data (i32.const 16) "> start")
+  (func (export "proxy_abi_version_0_2_1"))
+  (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
+  (func (export "_start") (drop (call $log (i32.const 2) (i32.const 16) (i32.const 7)))))
