@@ -20,6 +20,7 @@ dictionary() {
   case $1 in
     sse_observe) echo sse ;;
     config) echo config ;;
+    hostcalls) echo hostcalls ;;
     *) echo body ;;
   esac
 }

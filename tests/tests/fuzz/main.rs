@@ -66,6 +66,11 @@ fn config() {
 }
 
 #[test]
+fn hostcalls() {
+    hold("hostcalls", "hostcalls.dict", targets::hostcalls);
+}
+
+#[test]
 fn snapshot() {
     hold("snapshot", "body.dict", targets::snapshot);
 }
