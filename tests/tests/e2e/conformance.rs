@@ -18,6 +18,12 @@ async fn hold(mode: Mode, numbers: RangeInclusive<u16>) {
     assert_eq!(summary.failed, 0, "{failures}");
 }
 
+/// The imports that Higress added are not offered.
+#[test]
+fn every_behaviour_but_higress_imports_has_a_test() {
+    assert_eq!(Kit::own().unwrap().untested(), [105]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_host_library_conforms() {
     hold(Mode::Host, 1..=108).await;
