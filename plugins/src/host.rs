@@ -104,7 +104,7 @@ impl Loaded {
     }
 
     pub(crate) fn monotonic_ns(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        self.services.monotonic_ns(self.started.elapsed())
     }
 }
 

@@ -330,6 +330,13 @@ impl PluginInner {
         ran.map_err(|failure| self.discard(state, failure))
     }
 
+    fn jitter(&self) -> u64 {
+        let mut bytes = [0; 8];
+        // Without randomness shards come back in step, which does no harm.
+        self.loaded.services.fill_random(&mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+
     pub(crate) fn end(&self, state: &mut ShardState) {
         // Whatever the guest does in its last callback, it is gone after it.
         let _ = self.enter(state, Instance::root_delete);
@@ -349,7 +356,7 @@ impl PluginInner {
                 return;
             }
             // Nothing is planned in quarantine, so that release begins anew.
-            let due = !self.is_quarantined() && !self.is_retired() && state.respawn.missing(now_ms, jitter());
+            let due = !self.is_quarantined() && !self.is_retired() && state.respawn.missing(now_ms, self.jitter());
             report.saw_streak(state.respawn);
             if !due {
                 report.unhealthy_shards += 1;
@@ -370,7 +377,7 @@ impl PluginInner {
                 }
                 Err(error) => {
                     self.loaded.stats.failed_restarts.fetch_add(1, Relaxed);
-                    state.respawn.failed(now_ms, jitter());
+                    state.respawn.failed(now_ms, self.jitter());
                     report.saw_streak(state.respawn);
                     report.unhealthy_shards += 1;
                     report.faults.push(self.fault(FaultKind::Unavailable, error.to_string()));
@@ -463,8 +470,4 @@ impl TickReport {
     fn saw_streak(&mut self, respawn: Respawn) {
         self.crash_streak = self.crash_streak.max(respawn.failures());
     }
-}
-
-fn jitter() -> u64 {
-    getrandom::u64().unwrap_or(0)
 }

@@ -1,6 +1,7 @@
 //! What plugins share with each other and with the gateway, beyond single streams.
 
 use std::borrow::Cow;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::abi::{LogLevel, Status};
 use crate::callout::CallCommand;
@@ -48,6 +49,22 @@ pub trait PluginServices: Send + Sync {
                 tracing::error!(target: "turnstile::plugin", plugin, "{message}");
             }
         }
+    }
+
+    /// The time that guests are told, nanoseconds since 1970.
+    fn wall_clock_ns(&self) -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The time of a clock that never goes back, nanoseconds. `running`: how long the plugin has been there.
+    fn monotonic_ns(&self, running: Duration) -> u64 {
+        u64::try_from(running.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Fills `target` with random bytes. False if there are none to be had.
+    fn fill_random(&self, target: &mut [u8]) -> bool {
+        getrandom::fill(target).is_ok()
     }
 
     /// Lines under this level are not formatted, counted or handed over; guests can ask for it.

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use wasmtime::Linker;
 
@@ -25,7 +24,10 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         })
     })?;
     linker.func_wrap("env", "proxy_get_current_time_nanoseconds", |call: Call<'_>, at: u32| {
-        run(call, |call| store_u64(call, at, wall_clock_ns()))
+        run(call, |call| {
+            let now = call.data().plugin.services.wall_clock_ns();
+            store_u64(call, at, now)
+        })
     })?;
     linker.func_wrap("env", "proxy_set_tick_period_milliseconds", |call: Call<'_>, ms: u32| {
         run(call, |call| {
@@ -76,11 +78,6 @@ fn link_toolchain_extras(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap("env", "pthread_equal", |_: Call<'_>, a: u32, b: u32| u32::from(a == b))?;
     linker.func_wrap("env", "emscripten_notify_memory_growth", |_: Call<'_>, _: u32| {})?;
     Ok(())
-}
-
-pub(super) fn wall_clock_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn log(call: &mut Call<'_>, level: u32, p: u32, n: u32) -> Hostcall {

@@ -3,7 +3,7 @@
 
 use wasmtime::Linker;
 
-use super::process::{is_allocating, wall_clock_ns};
+use super::process::is_allocating;
 use crate::abi::LogLevel;
 use crate::guest_memory::{Call, GuestStop, Hostcall, Stop, bytes, split, store_bytes, store_u32, store_u64};
 use crate::host::Host;
@@ -96,7 +96,7 @@ fn link_process(linker: &mut Linker<Host>, module: &str) -> wasmtime::Result<()>
     linker.func_wrap(module, "clock_time_get", |call: Call<'_>, clock: u32, _precision: u64, at: u32| {
         errno(call, |call| {
             let now = match clock {
-                0 => wall_clock_ns(),
+                0 => call.data().plugin.services.wall_clock_ns(),
                 1 => call.data().plugin.monotonic_ns(),
                 _ => return Ok(NOTSUP),
             };
@@ -127,10 +127,11 @@ fn random(call: &mut Call<'_>, p: u32, n: u32) -> Hostcall<i32> {
     if n > MAX_RANDOM {
         return Ok(INVAL);
     }
+    let plugin = std::sync::Arc::clone(&call.data().plugin);
     let (memory, _) = split(call)?;
     let start = p as usize;
     let Some(target) = memory.get_mut(start..start.saturating_add(n as usize)) else { return Ok(FAULT) };
-    Ok(if getrandom::fill(target).is_ok() { SUCCESS } else { NOSYS })
+    Ok(if plugin.services.fill_random(target) { SUCCESS } else { NOSYS })
 }
 
 fn link_output(linker: &mut Linker<Host>, module: &str) -> wasmtime::Result<()> {

@@ -1,8 +1,11 @@
 //! The part of WASI that modules import.
 
-use turnstile_plugins::LogLevel;
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::rig::{Guest, Rig, request, text};
+use turnstile_plugins::{LogLevel, Plugin, PluginServices, Runtime, RuntimeOptions, SharedState};
+
+use crate::rig::{Guest, Rig, request, results, text};
 
 fn guest(imports: &str, body: &str) -> Guest {
     Guest::on_request_headers(body).import(imports)
@@ -83,6 +86,52 @@ fn clocks_are_wall_and_monotonic() {
     )
     .start();
     assert_eq!(rig.results_of_request(), [0, 0, 0, 1, 1, 58, 0, 1]);
+}
+
+/// A process with a clock and chance of its own.
+struct Replayed(SharedState);
+
+impl PluginServices for Replayed {
+    fn shared(&self) -> &SharedState {
+        &self.0
+    }
+
+    fn wall_clock_ns(&self) -> u64 {
+        1_234_000_000_005
+    }
+
+    fn monotonic_ns(&self, _: Duration) -> u64 {
+        77
+    }
+
+    fn fill_random(&self, target: &mut [u8]) -> bool {
+        target.fill(9);
+        target.len() < 100
+    }
+}
+
+#[test]
+fn time_and_chance_are_what_the_process_says() {
+    let imports = import("clock_time_get", "i32 i64 i32") + &import("random_get", "i32 i32");
+    let spec = guest(
+        &imports,
+        r#"(drop (call $clock_time_get (i32.const 0) (i64.const 0) (i32.const 0)))
+           (drop (call $clock_time_get (i32.const 1) (i64.const 0) (i32.const 8)))
+           (drop (call $time (i32.const 16)))
+           (call $put (i64.eq (i64.load (i32.const 0)) (i64.const 1234000000005)))
+           (call $put (i64.eq (i64.load (i32.const 8)) (i64.const 77)))
+           (call $put (i64.eq (i64.load (i32.const 16)) (i64.const 1234000000005)))
+           (call $put (call $random_get (i32.const 0) (i32.const 4)))
+           (call $put (i32.load (i32.const 0)))
+           (call $put (call $random_get (i32.const 0) (i32.const 200)))"#,
+    )
+    .spec();
+    let services = Arc::new(Replayed(SharedState::default()));
+    let runtime = Runtime::new(RuntimeOptions::default()).unwrap();
+    let plugin = Plugin::start(&runtime, spec, services).unwrap();
+    let mut env = request();
+    plugin.open_stream(0).on_request_headers(&mut env, true).unwrap();
+    assert_eq!(results(&env), [1, 1, 1, 0, 0x0909_0909, 52]);
 }
 
 #[test]
