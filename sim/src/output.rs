@@ -147,6 +147,22 @@ pub fn plan(config: &SimConfig, prompt: &[TokenId], script: &Script, limits: &Li
     finish(ids, reasoning_tokens, limits)
 }
 
+impl Plan {
+    /// These tokens, as many as are allowed; at least one.
+    pub fn exact(mut ids: Vec<TokenId>, most: usize) -> Self {
+        let cut = ids.len() > most;
+        ids.truncate(most.max(1));
+        if ids.is_empty() {
+            ids.push(Special::ImEnd.id());
+        }
+        let ending = match ids.last() {
+            Some(last) if !cut => Ending::EndToken(*last),
+            _ => Ending::Length,
+        };
+        Self { ids, ending, reasoning_tokens: 0 }
+    }
+}
+
 fn finish(mut ids: Vec<TokenId>, reasoning_tokens: usize, limits: &Limits) -> Plan {
     let mut ending = Ending::EndToken(Special::ImEnd.id());
     if limits.ignore_eos || ids.len() > limits.max_new_tokens {

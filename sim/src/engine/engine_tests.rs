@@ -211,3 +211,40 @@ fn the_first_that_does_not_fit_blocks_those_behind_it() {
     let order: Vec<RequestKey> = run(&mut engine).iter().map(|(key, ..)| *key).collect();
     assert_eq!(order, [running, big, small]);
 }
+
+#[test]
+fn an_output_that_is_given_is_what_comes_out() {
+    let mut engine = engine(|_| ());
+    let output: Vec<TokenId> = (900..920).collect();
+    let ask = |output: Vec<TokenId>, most| Request {
+        prompt: vec![7; 4],
+        output: Some(output),
+        max_new_tokens: most,
+        ..Request::default()
+    };
+    let key = engine.submit(0, ask(output.clone(), None));
+    let mut came = Vec::new();
+    let mut reason = None;
+    while let Some(at) = engine.next_wake().filter(|_| reason.is_none()) {
+        for event in engine.step(at).into_iter().filter(|event| event.key == key) {
+            match event.kind {
+                EventKind::Token { id, .. } => came.push(id),
+                EventKind::Finished(finish) => reason = Some(finish.reason),
+                EventKind::Started { .. } => {}
+            }
+        }
+    }
+    assert_eq!((came, reason), (output.clone(), Some(Reason::StopToken(919))));
+
+    // The next turn begins with both, and finds all but the last token, whose KV was never computed.
+    let prompt: Vec<TokenId> = [&[7; 4][..], &output, &[8; 3]].concat();
+    let now = engine.now_us;
+    engine.submit(now, Request { prompt, output: Some(vec![]), ..Request::default() });
+    let finish = &run(&mut engine)[0].2;
+    assert_eq!((finish.cached_tokens, finish.completion_tokens), (23, 1));
+
+    let now = engine.now_us;
+    engine.submit(now, ask(output, Some(5)));
+    let finish = &run(&mut engine)[0].2;
+    assert_eq!((&finish.reason, finish.completion_tokens), (&Reason::Length(5), 5));
+}

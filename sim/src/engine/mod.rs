@@ -155,9 +155,10 @@ impl Engine {
             (None, false) => room,
         };
         let limits = Limits { max_new_tokens, ignore_eos: request.ignore_eos, stop: request.stop };
-        let plan = match &refusal {
-            Some(_) => Plan { ids: vec![0], ending: Ending::Length, reasoning_tokens: 0 },
-            None => output::plan(&self.config, &prompt, &request.script, &limits),
+        let plan = match (&refusal, request.output) {
+            (Some(_), _) => Plan { ids: vec![0], ending: Ending::Length, reasoning_tokens: 0 },
+            (None, Some(ids)) => Plan::exact(ids, max_new_tokens),
+            (None, None) => output::plan(&self.config, &prompt, &request.script, &limits),
         };
         let tag = request.tag.filter(|_| self.config.has_tags()).map(|id| self.tag(&id));
         let uncached = prompt.len() - self.radix.peek(request.namespace, &prompt).min(prompt.len() - 1);

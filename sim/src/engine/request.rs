@@ -37,6 +37,8 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Directives.
     pub script: Script,
+    /// The exact output, whatever the script says; it ends by itself with the last token.
+    pub output: Option<Vec<TokenId>>,
     /// Hash of `cache_salt` and `extra_key`: KV is shared only within one namespace.
     pub namespace: u64,
     /// Top-level `session_id`.

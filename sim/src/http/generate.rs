@@ -134,6 +134,7 @@ fn accept(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Result<(Call, boo
             requests.push(Request {
                 rid: given_rid.clone().or_else(|| listed.map(str::to_owned)).unwrap_or_else(|| shared.new_id()),
                 script: Script::parse(&tokenizer::decode(&prompt)),
+                output: None,
                 prompt: prompt.clone(),
                 priority,
                 max_new_tokens,
