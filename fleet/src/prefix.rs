@@ -44,6 +44,16 @@ pub struct PrefixHashes {
     pub affinity_hash: u64,
 }
 
+/// Bytes of prompt per token, as learned from what workers report.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BytesPerToken(f64);
+
+/// Weight of one turn in the learned bytes per token.
+const BYTES_PER_TOKEN_WEIGHT: f64 = 0.05;
+
+/// Fewest tokens of a prompt that teach anything: template and tool preamble weigh too much in a tiny one.
+const TEACHING_TOKENS: u64 = 32;
+
 /// The cache namespaces of a request, as JSON and as the worker gets them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Namespaces<'a> {
@@ -186,6 +196,50 @@ impl<'o> Chain<'o> {
 
     fn finish(self) -> Vec<u64> {
         self.blocks
+    }
+}
+
+// === impl PrefixHashes ===
+
+impl PrefixHashes {
+    /// Tokens in so many blocks.
+    pub fn tokens_of(&self, blocks: usize, bytes_per_token: f64) -> u64 {
+        let bytes = (blocks * self.block_bytes) as f64;
+        // `as` saturates.
+        (bytes / bytes_per_token) as u64
+    }
+
+    /// Blocks that a worker had of this prompt when it reports so many cached tokens of so many; none if that says nothing.
+    pub fn blocks_of(&self, cached_tokens: u64, prompt_tokens: u64) -> Option<usize> {
+        if prompt_tokens == 0 || self.block_bytes == 0 {
+            return None;
+        }
+        let bytes = self.bytes as f64 * cached_tokens as f64 / prompt_tokens as f64;
+        // A block is only known to be missing when the whole of it lies beyond what was cached.
+        Some((bytes / self.block_bytes as f64).ceil() as usize)
+    }
+}
+
+// === impl BytesPerToken ===
+
+impl BytesPerToken {
+    /// A first guess.
+    pub fn new(guess: f64) -> Self {
+        Self(guess)
+    }
+
+    /// The value.
+    pub fn get(self) -> f64 {
+        self.0
+    }
+
+    /// A worker told how many tokens a prompt of so many bytes has.
+    pub fn learn(&mut self, bytes: usize, tokens: u64) {
+        if tokens < TEACHING_TOKENS {
+            return;
+        }
+        let sample = (bytes as f64 / tokens as f64).clamp(0.25, 64.0);
+        self.0 += BYTES_PER_TOKEN_WEIGHT * (sample - self.0);
     }
 }
 

@@ -169,3 +169,24 @@ proptest! {
         prop_assert_eq!(shared, (at + 5 * 2 + 1) / block);
     }
 }
+
+#[test]
+fn what_workers_report_is_told_in_blocks_and_bytes() {
+    let prefix = PrefixHashes { block_bytes: 512, bytes: 4096, ..PrefixHashes::default() };
+    assert_eq!(prefix.tokens_of(3, 4.0), 384);
+    // A block of which part was cached may be there.
+    assert_eq!(prefix.blocks_of(384, 1024), Some(3));
+    assert_eq!(prefix.blocks_of(385, 1024), Some(4));
+    assert_eq!(prefix.blocks_of(1, 0), None);
+    assert_eq!(PrefixHashes::default().blocks_of(1, 1), None);
+
+    let mut ratio = BytesPerToken::new(4.0);
+    ratio.learn(1_000, 31);
+    assert_eq!(ratio.get(), 4.0, "a tiny prompt teaches nothing");
+    ratio.learn(800, 100);
+    assert_eq!(ratio.get(), 4.2);
+    for _ in 0..1_000 {
+        ratio.learn(1_000_000, 32);
+    }
+    assert!((ratio.get() - 64.0).abs() < 1e-6, "a silly sample is bounded");
+}

@@ -225,6 +225,31 @@ impl WorkerView {
         self.occupancy() >= rows.saturating_sub(self.held_rows)
             || (self.waiting > 0 && self.kv_usage() > options.kv_high_watermark)
     }
+
+    /// Turns that it could take now without queueing them.
+    pub fn free_places(&self, options: &LimitOptions) -> u32 {
+        if self.at_limit(options) {
+            return 0;
+        }
+        match self.limit {
+            Some(limit) => limit.saturating_sub(self.in_flight),
+            None => {
+                let rows = if self.max_running == 0 { options.default_limit } else { self.max_running };
+                rows.saturating_sub(self.held_rows).saturating_sub(self.occupancy())
+            }
+        }
+    }
+}
+
+/// Turns that a pool's workers could take now; without bound where nothing could be waited for, so that placement refuses
+/// the turn at once.
+pub fn room(views: &[WorkerView], limits: &LimitOptions) -> u32 {
+    let mut ready = views.iter().filter(|view| view.is_ready()).peekable();
+    if ready.peek().is_some() {
+        return ready.fold(0, |free, view| free.saturating_add(view.free_places(limits)));
+    }
+    // A worker that a start or a reload has just brought is not known to be well before its first probes: turns wait for it.
+    if views.iter().any(|view| view.state == WorkerState::Starting) { 0 } else { u32::MAX }
 }
 
 /// When every worker of a pool that its probes find well is ejected, they are used all the same: a fault of all is more

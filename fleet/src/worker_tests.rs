@@ -232,3 +232,19 @@ fn an_ejected_worker_is_unhealthy_and_all_of_them_ejected_are_used_all_the_same(
     drained.state = Draining;
     assert_eq!((drained.state(), drained.ejected()), (Draining, None), "an operator's word stands above");
 }
+
+#[test]
+fn room_is_what_ready_workers_have_free() {
+    let options = LimitOptions { default_limit: 4, ..LimitOptions::default() };
+    let view = |index: u32| WorkerView::new("w", WorkerId(index));
+    let limited = WorkerView { limit: Some(3), in_flight: 1, ..view(0) };
+    let reported = WorkerView { max_running: 8, running: 2, held_rows: 1, ..view(1) };
+    let full = WorkerView { max_running: 2, running: 2, ..view(2) };
+    let down = WorkerView { state: WorkerState::Unhealthy, ..view(3) };
+    let starting = WorkerView { state: WorkerState::Starting, ..view(4) };
+    assert_eq!(room(&[limited.clone(), reported, full, down.clone(), starting.clone()], &options), 2 + 5);
+    assert_eq!(view(5).free_places(&options), 4, "of a worker that tells no limit");
+    assert_eq!(room(&[down.clone(), starting], &options), 0, "a starting worker is waited for");
+    assert_eq!(room(&[down], &options), u32::MAX, "nothing to wait for");
+    assert_eq!(room(&[WorkerView { in_flight: 3, ..limited }], &options), 0);
+}

@@ -190,12 +190,7 @@ pub fn learn(
 
 /// The worker had less than the index believed: what hangs on the missing blocks is dropped. The prompt itself is there now.
 fn correct(gateway: &Gateway, turn: &Turn, worker: &Worker, placed: &Placed, cached: u64, prompt: u64) {
-    if prompt == 0 || turn.prefix.block_bytes == 0 {
-        return;
-    }
-    let bytes = turn.prefix.bytes as f64 * cached as f64 / prompt as f64;
-    // A block is only known to be missing when the whole of it lies beyond what was cached.
-    let reported = (bytes / turn.prefix.block_bytes as f64).ceil() as usize;
+    let Some(reported) = turn.prefix.blocks_of(cached, prompt) else { return };
     if placed.matched_blocks > reported {
         gateway.fleet.index.lock().correct(worker.index, &turn.prefix.blocks, reported);
         gateway.fleet.remember(worker, &turn.prefix.blocks);

@@ -15,13 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use turnstile_fleet::ids::WorkerId;
 use turnstile_fleet::index::PrefixIndex;
+use turnstile_fleet::prefix::BytesPerToken;
 use turnstile_fleet::queue::QueueOptions;
 use turnstile_fleet::retry::{BudgetOptions, RetryBudget};
 use turnstile_fleet::session::SessionOptions;
-use turnstile_fleet::worker::{LimitOptions, WorkerState, WorkerView, fail_open};
-
-/// Weight of one turn in the learned bytes per token.
-const BYTES_PER_TOKEN_WEIGHT: f64 = 0.05;
+use turnstile_fleet::worker::{LimitOptions, WorkerView, fail_open, room};
 
 /// The fleet.
 pub struct Fleet {
@@ -41,7 +39,7 @@ pub struct Fleet {
     pub metrics: Arc<Metrics>,
     view: Arc<FleetView>,
     /// Learned bytes of prompt per token, by pool name.
-    bytes_per_token: Mutex<HashMap<Arc<str>, f64>>,
+    bytes_per_token: Mutex<HashMap<Arc<str>, BytesPerToken>>,
     /// Retries of each pool.
     budgets: Mutex<HashMap<u32, RetryBudget>>,
     /// Held while a worker is judged.
@@ -88,7 +86,7 @@ impl Room for FleetView {
         if let Some(worker) = pinned {
             // Its row is held by its session already, so only the worker's own answer counts.
             return match self.workers.get(worker) {
-                Some(worker) => free_places(&worker.view(0), &settings.limits),
+                Some(worker) => worker.view(0).free_places(&settings.limits),
                 None => u32::MAX,
             };
         }
@@ -98,26 +96,7 @@ impl Room for FleetView {
         let mut views: Vec<WorkerView> =
             workers.iter().zip(&held).map(|(worker, held)| worker.view(held.idle_rows)).collect();
         fail_open(&mut views, &[]);
-        let mut ready = views.iter().filter(|view| view.is_ready()).peekable();
-        if ready.peek().is_some() {
-            return ready.fold(0, |free, view| free.saturating_add(free_places(view, &settings.limits)));
-        }
-        // A worker that a start or a reload has just brought is not known to be well before its first probes: turns wait for
-        // it. Without one there is nothing to wait for: placement refuses the turn at once.
-        if views.iter().any(|view| view.state == WorkerState::Starting) { 0 } else { u32::MAX }
-    }
-}
-
-fn free_places(view: &WorkerView, limits: &LimitOptions) -> u32 {
-    if view.at_limit(limits) {
-        return 0;
-    }
-    match view.limit {
-        Some(limit) => limit.saturating_sub(view.in_flight),
-        None => {
-            let rows = if view.max_running == 0 { limits.default_limit } else { view.max_running };
-            rows.saturating_sub(view.held_rows).saturating_sub(view.occupancy())
-        }
+        room(&views, &settings.limits)
     }
 }
 
@@ -245,20 +224,15 @@ impl Fleet {
 
     /// Bytes of prompt per token in a pool, as learned.
     pub fn bytes_per_token(&self, pool: &Arc<str>) -> f64 {
-        self.bytes_per_token.lock().get(pool).copied().unwrap_or_else(|| self.settings().bytes_per_token)
+        let learned = self.bytes_per_token.lock().get(pool).copied();
+        learned.map_or_else(|| self.settings().bytes_per_token, BytesPerToken::get)
     }
 
     /// A worker told how many tokens a prompt of so many bytes has.
     pub fn learn_bytes_per_token(&self, pool: &Arc<str>, bytes: usize, tokens: u64) {
-        // Template and tool preamble weigh too much in a tiny prompt.
-        if tokens < 32 {
-            return;
-        }
-        let sample = (bytes as f64 / tokens as f64).clamp(0.25, 64.0);
         let first = self.settings().bytes_per_token;
         let mut map = self.bytes_per_token.lock();
-        let value = map.entry(Arc::clone(pool)).or_insert(first);
-        *value += BYTES_PER_TOKEN_WEIGHT * (sample - *value);
+        map.entry(Arc::clone(pool)).or_insert(BytesPerToken::new(first)).learn(bytes, tokens);
     }
 
     fn set_index_capacity(&self, worker: &Arc<Worker>) {

@@ -2,6 +2,7 @@
 //! from the generation it began with; a reload makes a new one aside and swaps it in at once.
 
 use crate::callouts::Callouts;
+use crate::deliberation::Rules;
 use crate::fleet_state::{Fleet, FleetSettings};
 use crate::module_store::ModuleStore;
 use crate::plugin_start::{Modules, Start};
@@ -24,7 +25,7 @@ use turnstile_fleet::session::SessionOptions;
 use turnstile_fleet::steering::SteeringOptions;
 use turnstile_fleet::turn::UnderstandOptions;
 use turnstile_fleet::worker::{EjectionOptions, LimitOptions};
-use turnstile_plugins::{Runtime, SharedState};
+use turnstile_plugins::{PluginServices, Runtime, SharedState};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Rows of a worker that tells no `max_running_requests`.
@@ -104,6 +105,8 @@ pub struct Foundation {
     pub shared: Arc<SharedState>,
     /// What plugins call.
     pub callouts: Arc<Callouts>,
+    /// What the process offers to plugins in place of that: another clock, and nothing to call.
+    pub services: Option<Arc<dyn PluginServices>>,
     /// Seed of tenant and session keys.
     pub seed: u64,
     /// Threads that serve requests.
@@ -369,6 +372,26 @@ fn limits(config: &Config) -> LimitOptions {
     LimitOptions { kv_high_watermark: config.admission.kv_high_watermark, default_limit: DEFAULT_ROWS }
 }
 
+/// Bounds of the queue under a configuration.
+pub fn queue_options(config: &Config) -> QueueOptions {
+    QueueOptions {
+        max_tickets: usize::try_from(config.admission.max_queue).unwrap_or(usize::MAX),
+        max_bytes: config.admission.max_queue_bytes.bytes(),
+        fairness: None,
+    }
+}
+
+/// Bounds of the session table under a configuration.
+pub fn session_options(config: &Config) -> SessionOptions {
+    SessionOptions {
+        max_sessions: usize::try_from(config.sessions.max_sessions).unwrap_or(usize::MAX),
+        default_ttl_ms: config.sessions.default_timeout_s.saturating_mul(1000),
+        max_turn_ms: config.timeouts.total_s.saturating_mul(1000),
+        engine_timeout_margin_ms: config.sessions.engine_timeout_margin_s.saturating_mul(1000),
+        evict_after_idle_ms: EVICT_AFTER_IDLE_MS,
+    }
+}
+
 /// What a configuration says about the fleet.
 pub fn fleet_settings(config: &Config, pools: &[PoolRuntime]) -> FleetSettings {
     let ms = Duration::from_millis;
@@ -392,18 +415,8 @@ pub fn fleet_settings(config: &Config, pools: &[PoolRuntime]) -> FleetSettings {
         block_bytes: block_bytes(config),
         index_blocks: usize::try_from(config.routing.index_blocks_per_worker).unwrap_or(usize::MAX),
         bytes_per_token: config.routing.bytes_per_token,
-        queue: QueueOptions {
-            max_tickets: usize::try_from(config.admission.max_queue).unwrap_or(usize::MAX),
-            max_bytes: config.admission.max_queue_bytes.bytes(),
-            fairness: None,
-        },
-        sessions: SessionOptions {
-            max_sessions: usize::try_from(config.sessions.max_sessions).unwrap_or(usize::MAX),
-            default_ttl_ms: config.sessions.default_timeout_s.saturating_mul(1000),
-            max_turn_ms: config.timeouts.total_s.saturating_mul(1000),
-            engine_timeout_margin_ms: config.sessions.engine_timeout_margin_s.saturating_mul(1000),
-            evict_after_idle_ms: EVICT_AFTER_IDLE_MS,
-        },
+        queue: queue_options(config),
+        sessions: session_options(config),
         side_timeout: Duration::from_secs(config.timeouts.side_request_s),
         side_per_worker: config.limits.side_per_worker as usize,
     }
@@ -417,6 +430,11 @@ impl PoolRuntime {
 }
 
 impl Generation {
+    /// What it says about decisions.
+    pub fn rules(&self) -> Rules<'_> {
+        Rules { decide: &self.decide, max_ttl_ms: self.max_ttl_ms }
+    }
+
     /// The pool that serves a model: the one that names it, else the one that takes any.
     pub fn pool_for(&self, model: Option<&str>) -> Option<&PoolRuntime> {
         let named = model.and_then(|model| self.pools.iter().find(|p| p.models.iter().any(|m| m == model)));

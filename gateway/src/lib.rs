@@ -18,6 +18,7 @@ pub mod client_stream;
 pub mod clock;
 pub mod commands;
 pub mod content_encoding;
+pub mod deliberation;
 pub mod drain;
 pub mod edge;
 pub mod errors;

@@ -1,21 +1,20 @@
 //! Placement: when a turn is let through, its policies choose among the workers as they are at that moment, and its session
 //! is looked up or begun.
 
+use crate::deliberation::{Deliberation, Host, Scene, Stop, decided_key, session_plan};
 use crate::fleet_state::Fleet;
 use crate::generation::{Generation, PoolRuntime};
-use crate::policy::{Applied, RouteFacts, TurnPolicies, Verdict};
+use crate::policy::TurnPolicies;
 use crate::workers::{InFlight, Worker};
 use std::sync::Arc;
-use turnstile_config::Phase;
-use turnstile_fleet::decision::{Bound, Candidates, Decision, OrderInput, RouteInput, SessionInput, Why, decide};
-use turnstile_fleet::identity::session_key;
+use turnstile_fleet::decision::{Decision, Why};
 use turnstile_fleet::ids::{SessionKey, WorkerId};
-use turnstile_fleet::session::{
-    Accepts, BeginTurn, Busy, Lease, NoSession, Outcome, SessionAction, SessionView, StreamCap, TurnEnd, WaitTicket,
-};
+use turnstile_fleet::session::{Busy, Lease, NoSession, Outcome, SessionView, TurnEnd, WaitTicket};
 use turnstile_fleet::turn::Turn;
 use turnstile_fleet::worker::{WorkerView, fail_open};
 use turnstile_plugins::{Fault, LocalResponse};
+
+pub use crate::deliberation::{Request, bound_of, order_input, session_input};
 
 /// Times a turn is decided on when the place it was given is taken meanwhile.
 const CHOICES: u32 = 4;
@@ -83,50 +82,14 @@ pub enum NoPlace {
     Paused,
 }
 
-/// What placement needs to know of a turn.
-pub struct Request<'a> {
-    /// The turn.
-    pub turn: &'a Turn,
-    /// Estimated prompt length, tokens.
-    pub prompt_tokens: u64,
-    /// What it asks of its session.
-    pub action: SessionAction,
-    /// Workers that failed it before.
-    pub excluded: &'a [WorkerId],
-    /// Number of the attempt, 0 first.
-    pub attempt: u32,
-    /// What became of the one before.
-    pub last_error: Option<String>,
-    /// Its place among those that wait for its session.
-    pub ticket: Option<WaitTicket>,
-}
-
-/// The order of a turn in the native built-in.
-pub fn order_input(turn: &Turn) -> OrderInput<'_> {
-    OrderInput {
-        priority: turn.hints.priority.map(i64::from),
-        latency_sensitivity_s: turn.hints.latency_sensitivity,
-        strict_priority: turn.hints.strict_priority,
-        flow: turn.identity.tree.as_ref().map(|t| t.text.as_str()),
-    }
-}
-
-/// The session of a turn in the native built-in.
-pub fn session_input(turn: &Turn, action: SessionAction, live: bool, max_ttl_ms: u64) -> SessionInput {
-    SessionInput {
-        named: turn.identity.session.is_some(),
-        action: (action != SessionAction::None).then_some(action),
-        live,
-        // `as` saturates; the value was checked to be positive and finite.
-        ttl_ms: turn.control.timeout_s.map(|s| ((s * 1000.0) as u64).min(max_ttl_ms)),
-    }
-}
-
-/// The key of the session that the decision names: the policy's, else the client's.
-fn key_of(generation: &Generation, pool: &PoolRuntime, turn: &Turn, decision: &Decision) -> Option<SessionKey> {
-    match &decision.session.key {
-        Some(text) => Some(pool.session_key(session_key(generation.seed, turn.identity.tenant, text))),
-        None => own_key(pool, turn),
+impl From<Stop> for NoPlace {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Answer(plugin, response) => Self::Answer(plugin, response),
+            Stop::Closed(fault) => Self::Closed(fault),
+            Stop::Close(plugin) => Self::Close(plugin),
+            Stop::Paused => Self::Paused,
+        }
     }
 }
 
@@ -188,60 +151,14 @@ pub fn choose(
     let bytes_per_token = fleet.bytes_per_token(&pool.name);
     let mut matched = Vec::new();
     fleet.index.lock().matched_all(views.iter().map(|v| v.index), &turn.prefix.blocks, &mut matched);
-    let tokens_of = |blocks: usize| {
-        let bytes = (blocks * turn.prefix.block_bytes) as f64;
-        ((bytes / bytes_per_token) as u64).min(request.prompt_tokens)
-    };
-    let cached: Arc<[u64]> = matched.iter().map(|&blocks| tokens_of(blocks)).collect();
-
+    let cached: Arc<[u64]> = matched
+        .iter()
+        .map(|&blocks| turn.prefix.tokens_of(blocks, bytes_per_token).min(request.prompt_tokens))
+        .collect();
     let session = own_key(pool, turn).and_then(|key| fleet.sessions.view(key));
-    let bound = session.as_ref().and_then(bound_of);
-    let input = RouteInput {
-        candidates: Candidates::new(&views, &cached),
-        prompt_tokens: request.prompt_tokens,
-        affinity_hash: turn.prefix.affinity_hash,
-        bound,
-        excluded: request.excluded,
-    };
-    let wanted = session_input(turn, request.action, session.is_some(), generation.max_ttl_ms);
-    let builtin = Arc::new(decide(&input, &order_input(turn), &wanted, &generation.decide));
-
-    policies.env.place(
-        RouteFacts {
-            workers: Arc::clone(&views),
-            cached_tokens: Arc::clone(&cached),
-            excluded: request.excluded.into(),
-            bound: bound.map(|b| b.worker),
-            limits: generation.decide.limits,
-            attempt: request.attempt,
-            last_error: request.last_error.clone(),
-        },
-        session.clone(),
-        Arc::clone(&builtin),
-    );
-    // A retry decides anew; what the admit phase wrote stays.
-    if !policies.resumes(Phase::Route) {
-        policies.env.decision.route = Default::default();
-    }
-    match policies.run(Phase::Route, &builtin) {
-        Verdict::Go => {}
-        Verdict::Answer { plugin, response } => return Err(NoPlace::Answer(plugin, response)),
-        Verdict::Closed(fault) => return Err(NoPlace::Closed(fault)),
-        Verdict::Close(plugin) => return Err(NoPlace::Close(plugin)),
-        Verdict::Paused => return Err(NoPlace::Paused),
-    }
-    let mut decision = policies.env.decision.clone();
-    let followed = decision.settle(&builtin, &input, &generation.decide);
-    policies.compare(&Applied {
-        phase: Phase::Route,
-        decision: &decision,
-        builtin: &builtin,
-        route: Some((&input, &generation.decide)),
-    });
-    if decision.route.why == Why::Policy && decision.route.target == builtin.route.target {
-        // The policies agree with the built-in, so its word says more in the metrics than that a policy decided.
-        decision.route.why = builtin.route.why;
-    }
+    let scene = Scene { views, cached, session };
+    let (decision, followed) = Deliberation::new(request, &scene, generation.rules()).decide(policies)?;
+    let Scene { views, cached, session } = scene;
     Ok(Choice { decision, workers, views, cached, matched, followed, session })
 }
 
@@ -282,7 +199,7 @@ pub fn place(
     let worker_of = |id: WorkerId| choice.at(id).and_then(|at| choice.workers.get(at));
     let worker = &Arc::clone(reserved.worker());
 
-    let (lease, no_session) = match key_of(generation, pool, turn, decision) {
+    let (lease, no_session) = match decided_key(generation.seed, turn, decision).map(|key| pool.session_key(key)) {
         Some(key) if turn.route.generates() => {
             let first = begin(fleet, generation, request, key, decision, worker)?;
             match first {
@@ -328,11 +245,6 @@ pub fn place(
     })
 }
 
-/// Where a session lives, as decisions take it.
-pub fn bound_of(session: &SessionView) -> Option<Bound> {
-    session.worker.map(|worker| Bound { worker, mode: session.mode })
-}
-
 fn begin(
     fleet: &Arc<Fleet>,
     generation: &Generation,
@@ -341,34 +253,14 @@ fn begin(
     decision: &Decision,
     worker: &Arc<Worker>,
 ) -> Result<(Option<Lease>, Option<NoSession>), NoPlace> {
-    let turn = request.turn;
-    let (mut capabilities, max_running, kv_capacity) =
-        worker.with_model(|m| (m.capabilities, m.load().max_running, m.load().kv_capacity_tokens));
-    capabilities.tag &= generation.config.sessions.tag;
-    capabilities.stream &= generation.config.sessions.stream;
-    let ranks = capabilities.dp_size.max(1);
-    let sessions = &generation.config.sessions;
-    let share = |total: u64, fraction: f64| (total as f64 * fraction) as u64;
-    let rows = share(u64::from(max_running / ranks), sessions.stream_rows_fraction);
-    let begin = fleet.sessions.begin(&BeginTurn {
-        key,
-        action: decision.session.action.unwrap_or(SessionAction::None),
-        wish: decision.session.mode,
-        ttl_ms: decision.session.ttl_ms.map(|ttl| ttl.min(generation.max_ttl_ms)),
+    let host = worker.with_model(|m| Host {
         worker: worker.index,
-        rank: None,
-        capabilities,
-        accepts: Accepts {
-            session_params: turn.route.takes_session_params(),
-            session_id: turn.route.takes_session_id(),
-        },
-        cap: StreamCap {
-            rows: u32::try_from(rows).unwrap_or(u32::MAX),
-            tokens: share(kv_capacity / u64::from(ranks), sessions.stream_tokens_fraction),
-        },
-        ticket: request.ticket,
-        now_ms: crate::clock::now_ms(),
+        capabilities: m.capabilities,
+        max_running: m.load().max_running,
+        kv_capacity_tokens: m.load().kv_capacity_tokens,
     });
+    let sessions = &generation.config.sessions;
+    let begin = fleet.sessions.begin(&session_plan(request, key, decision, host, sessions, crate::clock::now_ms()));
     match begin.outcome {
         Outcome::Ready(lease) => Ok((Some(lease), None)),
         Outcome::Ordinary(why) => Ok((None, Some(why))),

@@ -13,7 +13,7 @@ use crate::self_test;
 use std::collections::HashMap;
 use std::sync::Arc;
 use turnstile_config::{Config, Isolation, Plugin as PluginConfig, PluginSource};
-use turnstile_plugins::{Plugin, PluginSpec, SecretHeaders};
+use turnstile_plugins::{Plugin, PluginServices, PluginSpec, SecretHeaders};
 
 /// Where modules come from.
 pub enum Modules {
@@ -77,8 +77,11 @@ impl Start<'_> {
                     test.map_err(|reason| BuildError::SelfTest { name, file, path: path.clone(), reason })?;
                 }
                 let (shared, callouts) = (self.foundation.shared.clone(), Arc::clone(&self.foundation.callouts));
-                let port = PluginPort::new(shared, callouts, destinations.clone());
-                let started = Plugin::start(&self.foundation.runtime, spec, port);
+                let services = match &self.foundation.services {
+                    Some(services) => Arc::clone(services),
+                    None => PluginPort::new(shared, callouts, destinations.clone()) as Arc<dyn PluginServices>,
+                };
+                let started = Plugin::start(&self.foundation.runtime, spec, services);
                 (started.map_err(|error| BuildError::Plugin { path: path.clone(), error })?, Exported::default())
             }
         };

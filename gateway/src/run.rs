@@ -308,7 +308,8 @@ impl Foundation {
         let seed = u64::try_from(crate::request_id::random_u128() >> 64).unwrap_or_default();
         let shared = Arc::new(SharedState::default());
         let (threads, callouts) = (thread_count(config), Callouts::new());
-        Ok(Self { runtime, shared, callouts, seed, threads, refused: RefusedModules::default(), modules })
+        let refused = RefusedModules::default();
+        Ok(Self { runtime, shared, callouts, services: None, seed, threads, refused, modules })
     }
 }
 
@@ -324,7 +325,7 @@ pub fn cache_dir(config: &Config) -> Option<PathBuf> {
 }
 
 /// Below which compiled and fetched plugins are kept: `state.dir`, else the user's cache directory; nowhere without a home.
-fn cache_base(config: &Config) -> Option<PathBuf> {
+pub fn cache_base(config: &Config) -> Option<PathBuf> {
     Some(match &config.state.dir {
         Some(dir) => dir.clone(),
         None => {

@@ -7,13 +7,14 @@ use super::retries::Retries;
 use super::{Connection, Exchange, give_up};
 use crate::admission::{Permit, Refused, Wish};
 use crate::clock::now_ms;
+use crate::deliberation::{self, Stop};
 use crate::errors::{Kind, Refusal};
 use crate::filters::{FilterEnv, FilterRun};
 use crate::forward::{AttemptFault, client_gone};
 use crate::gateway::Gateway;
 use crate::generation::PoolRuntime;
 use crate::placement::{self, NoPlace, Placed, Request};
-use crate::policy::{Applied, EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
+use crate::policy::{EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
 use crate::request_body::{self, Held};
 use crate::sessions::Waiter;
 use bytes::Bytes;
@@ -23,14 +24,12 @@ use pingora_core::protocols::http::ServerSession;
 use pingora_http::RequestHeader;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use turnstile_config::{Busy as BusyOption, Phase};
-use turnstile_fleet::decision::{Candidates, Decision, RouteInput, decide};
+use turnstile_config::Busy as BusyOption;
 use turnstile_fleet::hints::SessionAction as AskedAction;
 use turnstile_fleet::route::{Protocol, Route};
 use turnstile_fleet::session::{Busy, SessionAction};
 use turnstile_fleet::turn::{Turn, understand};
 use turnstile_plugins::{Fault, LocalResponse};
-use xxhash_rust::xxh3::xxh3_64;
 
 /// How long a turn waits for one that runs with `sessions.busy = "refuse"`, ms.
 const REFUSE_GRACE_MS: u64 = 100;
@@ -285,49 +284,42 @@ impl TurnInProgress<'_> {
         client: &mut ServerSession,
         generation: &Arc<crate::generation::Generation>,
     ) -> Result<Result<Wish, Box<LocalResponse>>, Refusal> {
-        let input = RouteInput {
-            candidates: Candidates::new(&[], &[]),
+        let request = Request {
+            turn: &self.turn,
             prompt_tokens: self.facts.prompt_tokens,
-            affinity_hash: self.turn.prefix.affinity_hash,
-            bound: None,
+            action: self.action,
             excluded: &[],
+            attempt: 0,
+            last_error: None,
+            ticket: None,
         };
-        let session = placement::session_input(&self.turn, self.action, false, generation.max_ttl_ms);
-        let builtin: Arc<Decision> =
-            Arc::new(decide(&input, &placement::order_input(&self.turn), &session, &generation.decide));
-        self.policies.env.set_builtin(Arc::clone(&builtin));
-        loop {
-            let verdict = match self.policies.run(Phase::Admit, &builtin) {
-                Verdict::Go => break,
-                Verdict::Paused => self.policies.wait(&builtin, client_gone(client)).await.ok_or_else(left)?,
-                verdict => verdict,
-            };
-            match verdict {
-                // The policies behind the one that has paused.
-                Verdict::Go | Verdict::Paused => {}
-                Verdict::Answer { response, .. } => return Ok(Err(response)),
-                Verdict::Closed(fault) => return Err(failed_closed(&fault)),
-                Verdict::Close(plugin) => return Err(closed_by(&plugin)),
+        let order = loop {
+            match deliberation::order(&request, generation.rules(), &mut self.policies) {
+                Ok(order) => break order,
+                Err(Stop::Paused) => {
+                    let builtin = self.policies.env.builtin().unwrap_or_default();
+                    match self.policies.wait(&builtin, client_gone(client)).await.ok_or_else(left)? {
+                        // The policies behind the one that has paused.
+                        Verdict::Go | Verdict::Paused => {}
+                        Verdict::Answer { response, .. } => return Ok(Err(response)),
+                        Verdict::Closed(fault) => return Err(failed_closed(&fault)),
+                        Verdict::Close(plugin) => return Err(closed_by(&plugin)),
+                    }
+                }
+                Err(Stop::Answer(_, response)) => return Ok(Err(response)),
+                Err(Stop::Closed(fault)) => return Err(failed_closed(&fault)),
+                Err(Stop::Close(plugin)) => return Err(closed_by(&plugin)),
             }
-        }
-        let decision = self.policies.env.decision.clone();
-        self.policies.compare(&Applied { phase: Phase::Admit, decision: &decision, builtin: &builtin, route: None });
-        let queue = &decision.queue;
-        let limit = generation.decide.max_head_start_ms;
-        let identity = &self.turn.identity;
-        let flow = match queue.flow.as_deref().or(builtin.queue.flow.as_deref()) {
-            Some(text) => xxh3_64(text.as_bytes()) ^ identity.tenant.0,
-            None => identity.tenant.0,
         };
         let max_wait = generation.config.admission.max_wait_ms;
         Ok(Ok(Wish {
             pool: self.pool()?.index,
-            tier: queue.tier.or(builtin.queue.tier).unwrap_or(0),
-            head_start_ms: queue.head_start_ms.or(builtin.queue.head_start_ms).unwrap_or(0).clamp(-limit, limit),
-            flow,
+            tier: order.tier,
+            head_start_ms: order.head_start_ms,
+            flow: order.flow,
             uncached_tokens: self.facts.prompt_tokens,
             bytes: self.turn.body.len() as u64,
-            max_wait_ms: queue.deadline_ms.map_or(max_wait, |d| d.min(max_wait)),
+            max_wait_ms: order.deadline_ms.map_or(max_wait, |d| d.min(max_wait)),
             pinned: None,
         }))
     }
