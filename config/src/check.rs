@@ -40,6 +40,9 @@ pub(crate) fn complete(config: &mut Config, base_dir: &Path) {
     if let AccessLog::File(path) = &mut config.logging.access {
         absolute(path);
     }
+    if let Some(path) = &mut config.logging.record {
+        absolute(path);
+    }
     if let Some(dir) = &mut config.state.dir {
         absolute(dir);
     }
@@ -54,7 +57,7 @@ pub(crate) fn check(config: &Config, root: &Node, problems: &mut Vec<Problem>) {
     checker.upstreams(config, At::root(root).entry("upstreams"));
     checker.sessions(config, At::root(root).entry("sessions"));
     checker.ejection(config, At::root(root).entry("ejection"));
-    checker.access_log(config, At::root(root).entry("logging").entry("access"));
+    checker.logs(config, &At::root(root).entry("logging"));
     checker.state(config, At::root(root).entry("state"));
 }
 
@@ -300,12 +303,22 @@ impl Checker<'_> {
         }
     }
 
-    fn access_log(&mut self, config: &Config, at: At<'_>) {
-        let AccessLog::File(path) = &config.logging.access else { return };
-        if path.is_dir() {
-            self.problem(&at, format!("{} is a directory", path.display()));
-        } else if !path.parent().is_some_and(|dir| dir.as_os_str().is_empty() || dir.is_dir()) {
-            self.problem(&at, format!("the directory of {} does not exist", path.display()));
+    fn logs(&mut self, config: &Config, logging: &At<'_>) {
+        let access = match &config.logging.access {
+            AccessLog::File(path) => Some(path),
+            AccessLog::Stdout | AccessLog::Stderr | AccessLog::Off => None,
+        };
+        let record = logging.entry("record");
+        if access.is_some() && access == config.logging.record.as_ref() {
+            self.problem(&record, "is the file of the access log");
+        }
+        for (at, path) in [(logging.entry("access"), access), (record, config.logging.record.as_ref())] {
+            let Some(path) = path else { continue };
+            if path.is_dir() {
+                self.problem(&at, format!("{} is a directory", path.display()));
+            } else if !path.parent().is_some_and(|dir| dir.as_os_str().is_empty() || dir.is_dir()) {
+                self.problem(&at, format!("the directory of {} does not exist", path.display()));
+            }
         }
     }
 

@@ -377,6 +377,29 @@ fn the_access_log_needs_its_directory() {
 }
 
 #[test]
+fn the_recording_needs_its_directory_and_a_file_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let problem = |logging: &str| {
+        let text = format!("[logging]\n{logging}\n{MINIMAL}");
+        Config::parse(&text, "t.toml", dir.path()).map_err(|errors| errors.problems[0].to_string())
+    };
+    let path = dir.path().join("no/t.jsonl");
+    assert_eq!(
+        problem("record = \"no/t.jsonl\"").unwrap_err(),
+        format!("2:10: logging.record: the directory of {} does not exist", path.display())
+    );
+    assert_eq!(
+        problem("access = \"t.jsonl\"\nrecord = \"t.jsonl\"").unwrap_err(),
+        "3:10: logging.record: is the file of the access log"
+    );
+    let config = problem("record = \"t.jsonl\"").unwrap();
+    assert_eq!(config.logging.record.as_deref(), Some(dir.path().join("t.jsonl").as_path()));
+    assert!(config.summary().contains("t.jsonl, 4 files of 256MiB"), "{}", config.summary());
+    assert!(problem("record = \"t.jsonl\"\nrecord_bytes = 1").is_err());
+    assert!(problem("record = \"t.jsonl\"\nrecord_files = 0").is_err());
+}
+
+#[test]
 fn snapshots_need_a_directory() {
     assert_eq!(
         problems_of("[state]\ninterval_s = 30"),

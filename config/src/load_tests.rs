@@ -275,3 +275,15 @@ fn a_file_that_cannot_be_read_says_so() {
     let message = Config::load(&large).unwrap_err().to_string();
     assert_eq!(message, format!("{}: is larger than 16777216 bytes", large.display()));
 }
+
+#[test]
+fn a_file_of_policies_needs_no_pools() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy.toml");
+    std::fs::write(&path, "plugins = []\n[routing]\nblock_bytes = 1024\n").unwrap();
+    assert!(Config::load(&path).unwrap_err().to_string().contains("pools"));
+    let config = Config::load_without_pools(&path).unwrap();
+    assert_eq!((config.pools.len(), config.plugins.len(), config.routing.block_bytes), (0, 0, 1024));
+    std::fs::write(&path, "plugin = []\n").unwrap();
+    assert!(Config::load_without_pools(&path).unwrap_err().to_string().contains("plugin: unknown key"));
+}

@@ -21,6 +21,16 @@ pub struct Logging {
     /// relative to this file.
     #[schemars(extend("x-restart" = true))]
     pub access: AccessLog,
+    /// File, relative to this one, in which turns are recorded for `turnstile replay`: hashes, sizes and times, nothing of
+    /// prompts, answers, credentials or headers. Absent: off.
+    #[schemars(length(min = 1), extend("x-restart" = true))]
+    pub record: Option<PathBuf>,
+    /// Size at which a new file is begun; the full one becomes `FILE.1`, the one before it `FILE.2`.
+    #[schemars(extend("minimum" = 65_536, "maximum" = 1_099_511_627_776_u64, "x-restart" = true))]
+    pub record_bytes: ByteSize,
+    /// Files of recorded turns that are kept, the present one included; the oldest go.
+    #[schemars(range(min = 1, max = 1000), extend("x-restart" = true))]
+    pub record_files: u32,
     /// Answer a request that has `x-turnstile-explain: 1` with headers that name worker, cached tokens, wait and reason.
     /// They tell clients about the fleet.
     pub explain_headers: bool,
@@ -98,6 +108,9 @@ impl Default for Logging {
             level: Level::Info,
             format: LogFormat::Json,
             access: AccessLog::Stdout,
+            record: None,
+            record_bytes: ByteSize::mib(256),
+            record_files: 4,
             explain_headers: false,
             accept_request_id: true,
         }

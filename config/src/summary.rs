@@ -111,6 +111,10 @@ impl Config {
             other => other.clone().into(),
         };
         writeln!(text, "logs      {}, access log to {access}", self.logging.level.as_str())?;
+        if let Some(path) = &self.logging.record {
+            let (most, files) = (self.logging.record_bytes, self.logging.record_files);
+            writeln!(text, "recording {}, {files} files of {most}", path.display())?;
+        }
         self.warnings().iter().try_for_each(|warning| writeln!(text, "warning   {warning}"))
     }
 

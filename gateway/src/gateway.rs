@@ -8,6 +8,7 @@ use crate::policy::PolicyStore;
 use crate::policy::store::SharedStore;
 use crate::prefills::Prefills;
 use crate::probation::Probation;
+use crate::recording::Recording;
 use crate::request_body::HeldBodies;
 use crate::rollback::History;
 use crate::stopping::Stopping;
@@ -29,6 +30,8 @@ pub struct Gateway {
     pub foundation: Foundation,
     /// Access and decision log.
     pub log: AccessLog,
+    /// Turns, for replay; nothing unless configured.
+    pub recording: Option<Recording>,
     /// Speculative prefills that run.
     pub prefills: Arc<Prefills>,
     /// Request bodies held.
@@ -56,6 +59,7 @@ impl Gateway {
         generation: Generation,
         foundation: Foundation,
         log: AccessLog,
+        recording: Option<Recording>,
     ) -> Self {
         let store: Arc<dyn PolicyStore> = Arc::new(SharedStore(foundation.shared.data.space(STORE)));
         metrics.generation.set(i64::try_from(generation.number).unwrap_or(i64::MAX));
@@ -64,6 +68,7 @@ impl Gateway {
             generation: ArcSwap::from_pointee(generation),
             foundation,
             log,
+            recording,
             prefills: Arc::new(Prefills::new(Arc::clone(&metrics))),
             metrics,
             bodies: Arc::default(),

@@ -40,6 +40,7 @@ pub mod policy;
 pub mod prefills;
 pub mod probation;
 pub mod recorded_request;
+pub mod recording;
 pub mod reload;
 pub mod request_body;
 pub mod request_id;

@@ -12,6 +12,7 @@ use crate::metrics::Metrics;
 use crate::module_store::ModuleStore;
 use crate::plugin_start::Modules;
 use crate::probation::{self, RefusedModules};
+use crate::recording::Recording;
 use crate::reload::{Source, watch};
 use crate::state::{State, StateError};
 use crate::ticks::Ticks;
@@ -86,6 +87,7 @@ impl Running {
         let config = spawn_blocking(move || reading.read()).await?.map_err(StartError::Config)?;
         let metrics = Arc::new(Metrics::new()?);
         let log = AccessLog::open(&config.logging.access)?;
+        let recording = Recording::open(&config.logging)?;
         let mut foundation = Foundation::new(&config)?;
         let keeping = config.clone();
         let state = spawn_blocking(move || State::open(&keeping)).await??.map(Arc::new);
@@ -126,7 +128,7 @@ impl Running {
             tasks.spawn(orphans.close(Arc::clone(&fleet)));
             tasks.spawn(Arc::clone(state).keep(Arc::clone(&fleet)));
         }
-        let gateway = Arc::new(Gateway::new(fleet, metrics, generation, foundation, log));
+        let gateway = Arc::new(Gateway::new(fleet, metrics, generation, foundation, log, recording));
         let ticks = Ticks::start()?;
         ticks.adopt(&gateway.generation.load_full());
 

@@ -19,6 +19,7 @@ use crate::errors::{Kind, Refusal};
 use crate::filters::FilterRun;
 use crate::gateway::Gateway;
 use crate::generation::Generation;
+use crate::recording::Draft;
 use crate::{request_body, request_id};
 use http::Method;
 use pingora_core::protocols::http::ServerSession;
@@ -49,6 +50,8 @@ pub struct Exchange {
     pub explain: bool,
     /// The filters that have begun to see it.
     pub filters: Option<FilterRun>,
+    /// What is recorded of it at its end, if turns are recorded.
+    pub draft: Option<Box<Draft>>,
 }
 
 /// Serves one request.
@@ -76,6 +79,7 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
         arrived,
         explain,
         filters: None,
+        draft: None,
     };
     last_answer_if_stopping(gateway, client);
     let checked = head::check(client, &exchange.generation.config.limits);
@@ -168,6 +172,10 @@ fn finish(gateway: &Gateway, exchange: &mut Exchange) {
     }
     if gateway.log.is_on() {
         gateway.log.line(record.line());
+    }
+    if let (Some(recording), Some(draft)) = (&gateway.recording, exchange.draft.take()) {
+        recording.fleet(unix_ms(), &exchange.generation, || gateway.fleet.workers.current());
+        recording.turn(draft, record);
     }
 }
 

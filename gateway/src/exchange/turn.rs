@@ -15,6 +15,7 @@ use crate::gateway::Gateway;
 use crate::generation::PoolRuntime;
 use crate::placement::{self, NoPlace, Placed, Request};
 use crate::policy::{EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
+use crate::recording::Draft;
 use crate::request_body::{self, Held};
 use crate::sessions::Waiter;
 use bytes::Bytes;
@@ -109,6 +110,9 @@ pub(super) async fn serve(
         None if turn.identity.session_final => SessionAction::Close,
         None => SessionAction::None,
     };
+    if gateway.recording.is_some() && turn.route.generates() {
+        exchange.draft = Some(Box::new(Draft::new(exchange.record.ts, &turn, action, runtime)));
+    }
     let key = placement::own_key(runtime, &turn);
     let session = key.and_then(|key| gateway.fleet.sessions.view(key));
     exchange.record.session = key.map(|key| key.to_string());
