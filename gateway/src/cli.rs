@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::replay::args::ReplayArgs;
 use crate::workbench::arguments::PluginArgs;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -45,6 +46,8 @@ pub enum Command {
     Plugin(PluginArgs),
     /// Start simulated SGLang workers
     Sim(SimArgs),
+    /// Replay recorded turns under one or several policies on simulated workers, in virtual time
+    Replay(Box<ReplayArgs>),
     /// Print the JSON schema of the configuration
     Schema,
     /// Print the table of metrics (Markdown)

@@ -5,6 +5,7 @@ use crate::cli::{CheckArgs, Command, ExplainArgs, RollbackArgs, RunArgs, SimArgs
 use crate::generation::{Foundation, problems};
 use crate::metrics::Metrics;
 use crate::reload::Source;
+use crate::replay::args::ReplayArgs;
 use crate::run::{Running, thread_count};
 use crate::workbench::arguments::PluginArgs;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -226,6 +227,7 @@ pub fn dispatch(command: Command) -> Outcome {
         Command::Rollback(args) => rollback(&args),
         Command::Plugin(args) => plugin(&args),
         Command::Sim(args) => sim(args),
+        Command::Replay(args) => replay(&args),
         Command::Schema => schema(),
         Command::Metrics => metrics(),
     }
@@ -240,6 +242,14 @@ pub fn plugin(args: &PluginArgs) -> Outcome {
     print(&said.out)?;
     eprint!("{}", said.aside);
     said.failed.map_or(Ok(()), Err)
+}
+
+/// `turnstile replay`.
+///
+/// # Errors
+/// What is wrong with the command line, a file, or a policy.
+pub fn replay(args: &ReplayArgs) -> Outcome {
+    print(&crate::replay::run(args)?)
 }
 
 /// `turnstile sim`.

@@ -111,6 +111,11 @@ pub fn bound_of(session: &SessionView) -> Option<Bound> {
     session.worker.map(|worker| Bound { worker, mode: session.mode })
 }
 
+/// Tokens of a turn that each worker is believed to have cached, by the blocks that it has.
+pub fn cached_tokens(turn: &Turn, matched: &[usize], bytes_per_token: f64, prompt_tokens: u64) -> Arc<[u64]> {
+    matched.iter().map(|&blocks| turn.prefix.tokens_of(blocks, bytes_per_token).min(prompt_tokens)).collect()
+}
+
 /// Runs the admit-phase policies for a turn: its place in the queue.
 ///
 /// # Errors

@@ -104,4 +104,4 @@ impl Gateway {
 }
 
 /// Name space of `turnstile.kv_get` and `turnstile.kv_cas`, a name of its own so that any policy can reach it.
-const STORE: &str = "turnstile";
+pub const STORE: &str = "turnstile";

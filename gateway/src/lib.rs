@@ -42,6 +42,7 @@ pub mod probation;
 pub mod recorded_request;
 pub mod recording;
 pub mod reload;
+pub mod replay;
 pub mod request_body;
 pub mod request_id;
 pub mod respond;

@@ -1,7 +1,7 @@
 //! Placement: when a turn is let through, its policies choose among the workers as they are at that moment, and its session
 //! is looked up or begun.
 
-use crate::deliberation::{Deliberation, Host, Scene, Stop, decided_key, session_plan};
+use crate::deliberation::{Deliberation, Host, Scene, Stop, cached_tokens, decided_key, session_plan};
 use crate::fleet_state::Fleet;
 use crate::generation::{Generation, PoolRuntime};
 use crate::policy::TurnPolicies;
@@ -131,7 +131,7 @@ impl Choice {
 /// Runs the route-phase policies for a turn and settles their decision. Changes nothing in the fleet.
 ///
 /// # Errors
-/// A policy answered or failed closed.
+/// A policy answered, failed, broke off or has paused.
 pub fn choose(
     fleet: &Arc<Fleet>,
     generation: &Arc<Generation>,
@@ -151,10 +151,7 @@ pub fn choose(
     let bytes_per_token = fleet.bytes_per_token(&pool.name);
     let mut matched = Vec::new();
     fleet.index.lock().matched_all(views.iter().map(|v| v.index), &turn.prefix.blocks, &mut matched);
-    let cached: Arc<[u64]> = matched
-        .iter()
-        .map(|&blocks| turn.prefix.tokens_of(blocks, bytes_per_token).min(request.prompt_tokens))
-        .collect();
+    let cached = cached_tokens(turn, &matched, bytes_per_token, request.prompt_tokens);
     let session = own_key(pool, turn).and_then(|key| fleet.sessions.view(key));
     let scene = Scene { views, cached, session };
     let (decision, followed) = Deliberation::new(request, &scene, generation.rules()).decide(policies)?;

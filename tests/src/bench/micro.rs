@@ -89,7 +89,8 @@ impl Rig {
         let shared = Arc::new(SharedState::default());
         let (refused, modules) = Default::default();
         let callouts = Callouts::new();
-        let foundation = Foundation { runtime, shared, callouts, seed: 7, threads: 1, refused, modules };
+        let foundation =
+            Foundation { runtime, shared, callouts, services: None, seed: 7, threads: 1, refused, modules };
         let prepared = prepare(config, &foundation, &[], &Modules::Current).map_err(|e| e.to_string())?;
         let fleet = Arc::new(Fleet::new(Arc::clone(&metrics), fleet_settings(prepared.config(), &[]), 64));
         let generation = Arc::new(prepared.commit(1, &foundation, &fleet));

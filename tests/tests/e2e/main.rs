@@ -34,6 +34,7 @@ mod policies;
 mod prefill;
 mod queue;
 mod reload;
+mod replay;
 mod restart;
 mod retries;
 mod rollback;
