@@ -5,7 +5,7 @@ CARGO ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 TURNSTILE := $(TARGET_DIR)/debug/turnstile
 
-.PHONY: help demo build test lint deny policies conformance bench soak swaps session-sim test-sglang docs setup fuzz
+.PHONY: help demo build test lint deny policies conformance bench soak swaps session-sim test-sglang docs setup fuzz bench-plugins compare-envoy
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,13 @@ swaps: setup ## SWAPS (10000) swaps of a policy under streaming load, one bad mo
 session-sim: setup ## random schedules of sessions against faults in virtual time (SEEDS=5000 FIRST=0; a failing one is printed for replay)
 	$(CARGO) build --locked -p turnstile-tests --bin turnstile-session-sim
 	$(TARGET_DIR)/debug/turnstile-session-sim --first $(or $(FIRST),0) --seeds $(or $(SEEDS),5000)
+
+bench-plugins: setup ## CPU of plugins: none, the policies, filters; ENVOY=FILE measures an Envoy with the same filters beside them
+	$(CARGO) build --release --locked -p turnstile -p turnstile-tests --bins
+	$(TARGET_DIR)/release/turnstile-bench --plugins $(if $(ENVOY),--envoy $(ENVOY)) $(BENCH_FLAGS)
+
+compare-envoy: build ## one filter, asked the same here and on Envoy, every difference explained (downloads 37 MB once)
+	tests/envoy/run.sh --markdown docs/envoy.md
 
 test-sglang: build ## the same conversation against a real SGLang on CPU (downloads about 6 GB once)
 	tests/sglang/run.sh

@@ -18,6 +18,16 @@ import proxies
 import upstreams
 
 
+PAGE = """# One filter, two hosts
+
+A filter made with the public Rust SDK (`policies/test-guests/shapes`) runs unchanged on Envoy 1.40 and on Turnstile; both are
+asked the same, and what the client gets, what the worker gets and what the filter logs is compared, field by field. This page
+is written by `make compare-envoy`, which fails on a difference that `tests/envoy/exchanges.toml` does not explain. Headers that a
+proxy adds for itself (`date`, `server`, `x-request-id`, forwarded-for and the like) and framing are left out.
+
+"""
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turnstile", required=True)
@@ -193,7 +203,7 @@ def report(results, markdown):
         table.append(f"| {name} | {compared} | {fields or '–'} | {'; '.join(whys) or '–'} |")
     print(f"{len(results)} exchanges, {sum(r[1] for r in results)} fields compared, {wrong} exchanges with something unexplained")
     if markdown:
-        pathlib.Path(markdown).write_text("\n".join(table) + "\n", encoding="utf-8")
+        pathlib.Path(markdown).write_text(PAGE + "\n".join(table) + "\n", encoding="utf-8")
     return 1 if wrong or not results else 0
 
 
