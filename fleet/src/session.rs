@@ -35,7 +35,7 @@ use crate::ids::{SessionKey, WorkerId};
 use crate::route::Route;
 use crate::worker::{Capabilities, WorkerView};
 
-pub use hold::{AttemptEnd, Hold, Parting, RELEASE_AFTER_MS, RELEASE_UNTOLD_MS, Refused};
+pub use hold::{AttemptEnd, Hold, Parting, RELEASE_AFTER_MS, RELEASE_UNTOLD_MS, Refused, release_after_ms};
 pub use inspect::{Counts, SessionView};
 pub use note::ContextNote;
 pub use saved::{EngineChange, HeldEngine, Restored, SavedSession};

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use turnstile_fleet::ids::{SessionKey, WorkerId};
 use turnstile_fleet::session::{
     AttemptEnd, Begin, BeginTurn, Busy, CloseResult, Counts, EngineClose, Held, Hold, Lease, OpenResult, Parting,
-    RELEASE_AFTER_MS, RELEASE_UNTOLD_MS, SessionOptions, SessionView, Sessions, TurnEnd, WaitTicket, WorkerLoss,
+    SessionOptions, SessionView, Sessions, TurnEnd, WaitTicket, WorkerLoss,
 };
 
 /// What `/open_session` stores and never uses; Dynamo sends the same.
@@ -201,11 +201,9 @@ impl SessionTable {
         self.after(closes, key);
     }
 
-    /// Nothing enters an engine session until the worker has let go of the turn that was cut there. `told`: it answered that
-    /// it would stop.
-    pub fn release_later(self: &Arc<Self>, engine_id: Arc<str>, told: bool) {
+    /// Nothing enters an engine session until the worker has let go of the turn that was cut there, which takes so long.
+    pub fn release_later(self: &Arc<Self>, engine_id: Arc<str>, pause: Duration) {
         let this = Arc::clone(self);
-        let pause = Duration::from_millis(if told { RELEASE_AFTER_MS } else { RELEASE_UNTOLD_MS });
         self.side.spawn(async move {
             tokio::time::sleep(pause).await;
             let closes = this.with(|table| table.released_engine(&engine_id));

@@ -5,10 +5,29 @@ use std::sync::Arc;
 
 use super::{EngineClose, Lease, SessionMode, Sessions, TurnEnd, Usage};
 
-/// After an answered `/abort_request` the engine lets go at the end of the step that runs; some 10 ms on 0.5.23.
+/// After an answered `/abort_request` the engine lets go at the end of the step that runs; some 10 ms on 0.5.23 while it
+/// decodes. A step that prefills takes longer: see [`release_after_ms`].
 pub const RELEASE_AFTER_MS: u64 = 250;
 /// Where nothing was answered: the engine notices by itself that a client is gone, by a poll every 4 s.
 pub const RELEASE_UNTOLD_MS: u64 = 5_000;
+
+/// Tokens of a step of prefill where the worker does not tell: the largest of SGLang's own defaults.
+const CHUNK_TOKENS: i64 = 16_384;
+/// A step may be so much slower than the measured rate says: attention over a long context costs more.
+const SLOWER: f64 = 2.0;
+
+/// How long after an answered `/abort_request` the engine may still have the turn, ms: a close before that takes the worker
+/// down. From [`RELEASE_AFTER_MS`], when prefilling a whole chunk takes no time, to [`RELEASE_UNTOLD_MS`]. `chunk_tokens`:
+/// `chunked_prefill_size` of `/server_info`, of which -1 means that a step may be a whole prompt.
+pub fn release_after_ms(chunk_tokens: Option<i64>, prefill_tokens_per_s: f64) -> u64 {
+    let chunk = chunk_tokens.unwrap_or(CHUNK_TOKENS);
+    if chunk <= 0 {
+        return RELEASE_UNTOLD_MS;
+    }
+    let step_ms = chunk as f64 / prefill_tokens_per_s.max(1.0) * 1e3 * SLOWER;
+    // A float that is too large becomes the largest integer.
+    RELEASE_AFTER_MS.saturating_add(step_ms as u64).min(RELEASE_UNTOLD_MS)
+}
 
 /// One attempt's lease, if it has one, from [`Sessions::begin`] to the end of the attempt.
 #[derive(Debug, Default)]
@@ -57,7 +76,7 @@ pub struct Parting {
     pub closes: Vec<EngineClose>,
     /// The worker is to be told to stop.
     pub abort: bool,
-    /// The engine session that nothing may enter before [`Sessions::released_engine`] is called: [`RELEASE_AFTER_MS`] after an
+    /// The engine session that nothing may enter before [`Sessions::released_engine`] is called: [`release_after_ms`] after an
     /// answered abort, else [`RELEASE_UNTOLD_MS`] from now.
     pub release: Option<Arc<str>>,
     /// The turn never ran, and may be placed again in its session.

@@ -746,3 +746,12 @@ fn a_tag_is_closed_once_when_all_its_requests_were_answered() {
     sessions.close_result(&id, CloseResult::Closed, 3);
     assert_eq!((sessions.counts().engine_sessions, sessions.counts().retrying), (0, 0));
 }
+
+#[test]
+fn the_longer_a_step_may_take_the_longer_nothing_enters_after_an_abort() {
+    assert_eq!(release_after_ms(Some(8_192), 8_192_000.0), RELEASE_AFTER_MS + 2);
+    assert_eq!(release_after_ms(Some(8_192), 16_384.0), RELEASE_AFTER_MS + 1_000, "twice the half second of a chunk");
+    assert_eq!(release_after_ms(None, 32_768.0), RELEASE_AFTER_MS + 1_000, "a chunk is not larger unless told");
+    assert_eq!(release_after_ms(Some(8_192), 0.0), RELEASE_UNTOLD_MS, "never longer than without an answer");
+    assert_eq!(release_after_ms(Some(-1), 1e9), RELEASE_UNTOLD_MS, "a step may be a whole prompt");
+}

@@ -9,7 +9,7 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use turnstile_fleet::session::{AttemptEnd, Hold, Lease, SessionMode};
+use turnstile_fleet::session::{AttemptEnd, Hold, Lease, RELEASE_UNTOLD_MS, SessionMode};
 
 /// What a worker was asked and may still be doing.
 pub struct Sent {
@@ -71,20 +71,22 @@ impl SessionTurn {
         let parting = self.table.end_attempt(&mut self.hold, how);
         let sent = self.sent.take().filter(|_| parting.abort);
         let table = Arc::clone(&self.table);
+        let untold = Duration::from_millis(RELEASE_UNTOLD_MS);
         match (sent, parting.release) {
             (Some(Sent { worker, rid: Some(rid) }), release) => self.side.send(SideRequest {
                 kind: SideKind::Abort,
-                worker,
+                worker: Arc::clone(&worker),
                 body: Bytes::from(json!({ "rid": rid }).to_string()),
                 timeout: self.timeout,
                 cancel: CancellationToken::new(),
                 done: Box::new(move |result| {
                     if let Some(engine_id) = release {
-                        table.release_later(engine_id, matches!(result, SideResult::Ok(_)));
+                        let told = matches!(result, SideResult::Ok(_));
+                        table.release_later(engine_id, if told { worker.lets_go_within() } else { untold });
                     }
                 }),
             }),
-            (_, Some(engine_id)) => table.release_later(engine_id, false),
+            (_, Some(engine_id)) => table.release_later(engine_id, untold),
             (_, None) => {}
         }
         parting.again

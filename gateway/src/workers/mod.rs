@@ -16,11 +16,13 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::sync::CancellationToken;
 use turnstile_config::WorkerUrl;
 use turnstile_fleet::ids::WorkerId;
+use turnstile_fleet::session::release_after_ms;
 use turnstile_fleet::worker::{Flight, Worker as Model, WorkerState, WorkerView};
 
 /// What the configuration says about a worker.
@@ -156,6 +158,13 @@ impl Worker {
     /// What `/server_info` told last.
     pub fn facts(&self) -> Option<reports::ServerInfo> {
         self.facts.lock().clone()
+    }
+
+    /// How long after an answered abort the turn may still be in its engine.
+    pub fn lets_go_within(&self) -> Duration {
+        let chunk = self.facts.lock().as_ref().and_then(|facts| facts.chunked_prefill_size);
+        let rate = self.with_model(|model| model.rates.prefill_tokens_per_s());
+        Duration::from_millis(release_after_ms(chunk, rate))
     }
 
     /// The rank for a new session: they take turns. Nothing when there is only one.

@@ -33,6 +33,8 @@ pub struct ServerInfo {
     pub max_total_num_tokens: Option<u64>,
     /// Tokens of a KV page.
     pub page_size: Option<u32>,
+    /// Tokens of prompts that one step computes at most; -1: no bound.
+    pub chunked_prefill_size: Option<i64>,
 }
 
 impl ServerInfo {

@@ -8,8 +8,8 @@ use turnstile_fleet::decision::{Bound, Candidates, DecideOptions, OrderInput, Ro
 use turnstile_fleet::ids::WorkerId;
 use turnstile_fleet::queue::Ticket;
 use turnstile_fleet::session::{
-    Accepts, AttemptEnd, BeginTurn, Busy, ContextNote, Hold, OpenResult, Outcome as Begun, Refused, SessionAction,
-    SessionMode, StreamCap,
+    Accepts, AttemptEnd, BeginTurn, Busy, ContextNote, Hold, OpenResult, Outcome as Begun, RELEASE_UNTOLD_MS, Refused,
+    SessionAction, SessionMode, StreamCap, release_after_ms,
 };
 use turnstile_fleet::worker::{LimitOptions, WorkerView};
 use turnstile_sim::engine::{Request, SessionParams};
@@ -429,6 +429,7 @@ impl World {
         }
         self.open.remove(&attempt);
         let key = self.turns[one.turn].key;
+        let member = one.member;
         if let Some(flight) = one.flight.take() {
             self.members[one.member].model.flights.finish(flight);
         }
@@ -445,10 +446,13 @@ impl World {
                 self.at(self.now + pause / 2, Event::StopAt(attempt));
             }
             if let Some(id) = parting.release {
-                self.at(self.now + pause, Event::Stopped(id, !lost));
+                let rate = self.members[member].model.rates.prefill_tokens_per_s();
+                let chunk = i64::try_from(self.config.chunked_prefill_size).ok();
+                let lets_go = if lost { RELEASE_UNTOLD_MS } else { release_after_ms(chunk, rate) };
+                self.at(self.now + pause, Event::Stopped(id, lets_go));
             }
         } else if let Some(id) = parting.release {
-            self.soon(Event::Stopped(id, false));
+            self.soon(Event::Stopped(id, RELEASE_UNTOLD_MS));
         }
         self.dispatch();
         parting.again

@@ -12,8 +12,8 @@ use turnstile_fleet::identity::session_key;
 use turnstile_fleet::ids::{SessionKey, TenantId, WorkerId};
 use turnstile_fleet::queue::{Queue, QueueOptions};
 use turnstile_fleet::session::{
-    AttemptEnd, CloseResult, ContextNote, EngineClose, Hold, OpenResult, RELEASE_AFTER_MS, RELEASE_UNTOLD_MS, Refused,
-    SessionMode, SessionOptions, Sessions, Usage, WaitTicket,
+    AttemptEnd, CloseResult, ContextNote, EngineClose, Hold, OpenResult, Refused, SessionMode, SessionOptions,
+    Sessions, Usage, WaitTicket,
 };
 use turnstile_fleet::worker::{Capabilities, Flight, Load, Worker as Model, WorkerState};
 use turnstile_sim::SimConfig;
@@ -57,8 +57,8 @@ pub enum Event {
     Back(usize, AttemptEnd),
     /// `/abort_request`, or the end of the connection, is there.
     StopAt(usize),
-    /// Whether the worker said that it stops.
-    Stopped(Arc<str>, bool),
+    /// How long after it was told to stop the worker may not have let go, ms.
+    Stopped(Arc<str>, u64),
     /// The pause after that is over.
     Release(Arc<str>),
     /// `/close_session` is there, and is answered so.
@@ -303,8 +303,7 @@ impl World {
             Event::TurnAt(attempt) => self.turn_at(attempt),
             Event::Back(attempt, how) => self.back(attempt, how),
             Event::StopAt(attempt) => self.stop_at(attempt),
-            Event::Stopped(engine_id, told) => {
-                let pause = if told { RELEASE_AFTER_MS } else { RELEASE_UNTOLD_MS };
+            Event::Stopped(engine_id, pause) => {
                 self.at(self.now + pause, Event::Release(engine_id));
             }
             Event::Release(engine_id) => {
