@@ -12,7 +12,7 @@ mod world;
 use plan::{Faults, LAST_ARRIVAL_MS, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use world::{Event, Stage, TOTAL_MS, World};
+use world::{Event, SWEEP_MS, Stage, TOTAL_MS, World};
 
 /// What of a schedule is left out.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -131,7 +131,9 @@ fn lead(world: &mut World, events: &mut u64) {
         world.send(closes);
     }
     // The longest idle timeout, an abort that nobody heard, and the longest pause before a close is sent again.
-    let calm = world.now + 8_000 + 6_000 + 31_000 + 6_000;
+    // Closes that find no room are sent again sweep by sweep, as many at a time as the queue of this schedule takes.
+    let sweeps = world.table.counts().engine_sessions.div_ceil(world.plan.side_queue.max(1));
+    let calm = world.now + 8_000 + 6_000 + 31_000 + 6_000 + sweeps as u64 * SWEEP_MS;
     until(world, events, calm, |_| false);
     if world.truth.wrong.is_empty() {
         world.check_end();

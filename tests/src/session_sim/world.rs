@@ -32,7 +32,7 @@ pub const ATTEMPTS: u32 = 3;
 /// Between probes of a worker.
 const PROBE_MS: u64 = 250;
 /// Between sweeps of the table.
-const SWEEP_MS: u64 = 500;
+pub const SWEEP_MS: u64 = 500;
 /// Our side's longest idle timeout is 8 s; the engine's own is longer by turn and margin.
 const MARGIN_MS: u64 = 5_000;
 
