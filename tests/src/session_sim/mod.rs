@@ -133,7 +133,8 @@ fn lead(world: &mut World, events: &mut u64) {
     // The longest idle timeout, an abort that nobody heard, and the longest pause before a close is sent again.
     // Closes that find no room are sent again sweep by sweep, as many at a time as the queue of this schedule takes.
     let sweeps = world.table.counts().engine_sessions.div_ceil(world.plan.side_queue.max(1));
-    let calm = world.now + 8_000 + 6_000 + 31_000 + 6_000 + sweeps as u64 * SWEEP_MS;
+    // One that takes longer than the time between two sweeps keeps its place for both.
+    let calm = world.now + 8_000 + 6_000 + 31_000 + 6_000 + 2 * sweeps as u64 * SWEEP_MS;
     until(world, events, calm, |_| false);
     if world.truth.wrong.is_empty() {
         world.check_end();
