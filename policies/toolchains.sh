@@ -42,7 +42,7 @@ debian_rust() {
         echo "$0: no WebAssembly target for Rust. Either the packages above, or: rustup target add $target" >&2
         return 1
     fi
-    unset RUSTUP_TOOLCHAIN RUSTUP_HOME RUSTDOC || true
+    unset RUSTUP_TOOLCHAIN RUSTUP_HOME RUSTDOC
     # The standard library for this target comes as source, which cargo builds only with its unstable flag.
     export PATH="/usr/bin:/bin" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 CARGO=/usr/bin/cargo
     CARGO_ENCODED_RUSTFLAGS="$CARGO_ENCODED_RUSTFLAGS${separator}--remap-path-prefix=/usr/lib/rustlib/src/rust=rust"

@@ -27,6 +27,11 @@ impl Berth {
         *self.env.lock() = env;
     }
 
+    /// Whether something lies there now.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.env.lock().is_some()
+    }
+
     /// Takes it back. Waits for a callback that uses it, whose time is bounded.
     pub(crate) fn unpark(&self) -> Option<Box<dyn StreamEnv>> {
         let mut place = self.env.lock();

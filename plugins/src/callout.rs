@@ -227,6 +227,11 @@ impl Calls {
         Some(token)
     }
 
+    /// The context that made a call.
+    pub(crate) fn context(&self, token: u32) -> Option<u32> {
+        self.open.get(&token).map(|call| call.context)
+    }
+
     pub(crate) fn contains(&self, token: u32) -> bool {
         self.open.contains_key(&token)
     }

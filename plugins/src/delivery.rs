@@ -53,6 +53,14 @@ impl CallHandle {
         self.id
     }
 
+    /// Whether the stream that made the call has just paused, and whoever runs it has not parked its environment yet
+    /// ([`Lent::park`](crate::Lent::park)): what is told now could not edit the stream. Ask again a little later, but not for ever.
+    pub fn finds_owner_at_work(&self) -> bool {
+        let Some(plugin) = self.plugin.upgrade() else { return false };
+        let between = |state: &mut ShardState| state.instance.as_deref().is_some_and(|i| i.is_between(self.id.token));
+        plugin.with_holder(self.shard, self.id.sequence, between).unwrap_or(false)
+    }
+
     /// The answer to an HTTP call, or in a few words why there is none. Nothing happens if the guest's instance is gone or the
     /// call was cancelled.
     ///

@@ -168,6 +168,22 @@ pub(crate) struct StreamSlot {
     pub(crate) berth: Option<Arc<Berth>>,
     /// Its owner, if it waits.
     pub(crate) waker: Option<Waker>,
+    /// Its last callback paused, and nothing has made it go on since.
+    pub(crate) pauses: bool,
+}
+
+impl StreamSlot {
+    /// Its owner waits, or is about to, and its environment is with the owner still.
+    pub(crate) fn is_between(&self) -> bool {
+        self.pauses && !self.berth.as_ref().is_some_and(|berth| berth.is_taken())
+    }
+
+    /// Takes what callbacks of other contexts asked for.
+    pub(crate) fn take_effects(&mut self) -> Effects {
+        let effects = std::mem::take(&mut self.effects);
+        self.pauses &= !effects.resumes();
+        effects
+    }
 }
 
 impl Drop for StreamSlot {

@@ -257,6 +257,9 @@ impl Instance {
             }
             _ => Action::Pause,
         };
+        if let Some(slot) = self.store.data_mut().streams.get_mut(&context) {
+            slot.pauses = action == Action::Pause && !effects.resumes();
+        }
         let drops_body = returned == 3 && matches!(callback, Callback::RequestBody | Callback::ResponseBody);
         Ok(CallOutcome { action, effects, drops_body })
     }
@@ -355,12 +358,7 @@ impl Instance {
 
     /// Takes what callbacks of other contexts asked for a stream.
     pub(crate) fn take_effects(&mut self, context: u32) -> Effects {
-        self.store
-            .data_mut()
-            .streams
-            .get_mut(&context)
-            .map(|slot| std::mem::take(&mut slot.effects))
-            .unwrap_or_default()
+        self.store.data_mut().streams.get_mut(&context).map(StreamSlot::take_effects).unwrap_or_default()
     }
 
     /// Takes what was asked for a stream; if that is nothing, has its owner woken when there is something.
@@ -368,7 +366,7 @@ impl Instance {
         let slot = self.store.data_mut().streams.get_mut(&context)?;
         if !slot.effects.is_empty() {
             slot.waker = None;
-            return Some(std::mem::take(&mut slot.effects));
+            return Some(slot.take_effects());
         }
         slot.berth = Some(Arc::clone(berth));
         match &mut slot.waker {
@@ -376,6 +374,13 @@ impl Instance {
             none => *none = Some(cx.waker().clone()),
         }
         None
+    }
+
+    /// Whether the stream that made a call has paused a moment ago, and its environment cannot be reached yet.
+    pub(crate) fn is_between(&self, token: u32) -> bool {
+        let host = self.store.data();
+        let context = host.calls.context(token);
+        context.and_then(|context| host.streams.get(&context)).is_some_and(StreamSlot::is_between)
     }
 
     /// Puts the memory's size into the statistics.

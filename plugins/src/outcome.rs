@@ -56,6 +56,15 @@ impl Effects {
         *self == Self::default()
     }
 
+    /// True if a stream that waits does not wait any longer for it.
+    pub(crate) fn resumes(&self) -> bool {
+        self.continue_request
+            || self.continue_response
+            || self.local_response.is_some()
+            || self.close_downstream
+            || self.close_upstream
+    }
+
     /// Adds later effects; the first local response stays.
     pub fn merge(&mut self, later: Effects) {
         if self.local_response.is_none() {

@@ -1,8 +1,8 @@
 //! gRPC calls, over HTTP/2.
 
 use super::Callouts;
-use super::Inputs;
 use super::destination::Destination;
+use super::{Inputs, tell};
 use crate::upstream::{Target, describe};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, header};
@@ -65,7 +65,7 @@ pub(super) async fn call(
                 unary(&mut session, &message, callout.max_message).await
             };
             match tokio::time::timeout(limit, run).await {
-                Ok(Ok(message)) => handle.grpc(GrpcEvent::Message(message)).map(|_| None),
+                Ok(Ok(message)) => tell(handle, GrpcEvent::Message(message)).await.map(|_| None),
                 Ok(Err(ended)) => Ok(Some(ended)),
                 Err(_) => Ok(Some((DEADLINE_EXCEEDED, format!("no answer within {limit:?}")))),
             }
@@ -238,7 +238,7 @@ async fn stream(
                     return Ok(Some(ended));
                 }
                 let metadata = session.response_header().map(|head| head.headers.clone()).unwrap_or_default();
-                if !handle.grpc(GrpcEvent::InitialMetadata(metadata))? {
+                if !tell(handle, GrpcEvent::InitialMetadata(metadata)).await? {
                     return Ok(None);
                 }
             }
@@ -247,7 +247,7 @@ async fn stream(
                 loop {
                     match frames.next() {
                         Ok(Some(message)) => {
-                            if !handle.grpc(GrpcEvent::Message(message))? {
+                            if !tell(handle, GrpcEvent::Message(message)).await? {
                                 return Ok(None);
                             }
                         }
@@ -262,7 +262,7 @@ async fn stream(
                     Err(error) => return broken(error),
                 };
                 let ended = status(&trailers).unwrap_or_else(|| (UNKNOWN, "the answer has no status".to_owned()));
-                if !handle.grpc(GrpcEvent::TrailingMetadata(trailers))? {
+                if !tell(handle, GrpcEvent::TrailingMetadata(trailers)).await? {
                     return Ok(None);
                 }
                 return Ok(Some(ended));

@@ -17,6 +17,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -27,6 +28,11 @@ use turnstile_plugins::{CallCommand, CallHandle, CallId, Callout, Fault, GrpcEve
 const MAX_WAITING: usize = 1024;
 /// Bytes of messages that may wait to be sent on one gRPC stream.
 const MAX_QUEUED: usize = 16 << 20;
+
+/// How often a reply looks whether the stream that it is for waits already, and for how long at most. On its way there the
+/// stream's task needs some microseconds, unless the machine gives its thread no time.
+const MEET_EVERY: Duration = Duration::from_millis(1);
+const MEET_LIMIT: Duration = Duration::from_millis(500);
 
 /// The calls of a process.
 pub struct Callouts {
@@ -161,6 +167,24 @@ struct Call {
     destination: Option<Destination>,
 }
 
+/// A reply can be faster than the stream's own task on its way from the callback that paused to where it waits, or back there
+/// from the reply before. Told then, it could not edit the stream.
+async fn meet_owner(handle: &CallHandle) {
+    let meeting = async {
+        while handle.finds_owner_at_work() {
+            tokio::time::sleep(MEET_EVERY).await;
+        }
+    };
+    // One that is still not there is told without.
+    let _ = tokio::time::timeout(MEET_LIMIT, meeting).await;
+}
+
+/// Tells what happened on a gRPC call. True as long as the guest wants to hear more.
+async fn tell(handle: &mut CallHandle, event: GrpcEvent) -> Result<bool, Box<Fault>> {
+    meet_owner(handle).await;
+    handle.grpc(event)
+}
+
 type Inputs = (mpsc::Receiver<Input>, Arc<AtomicUsize>);
 
 impl Call {
@@ -176,6 +200,7 @@ impl Call {
                     () = cancel.cancelled() => Err("the call was broken off".to_owned()),
                 };
                 self.report(if answer.is_ok() { "ok" } else { "failed" });
+                meet_owner(&handle).await;
                 handle.http(answer)
             }
             Callout::Grpc(callout) => {
@@ -190,7 +215,7 @@ impl Call {
                     }
                     Ok(Some((status, message))) => {
                         self.report(if status == 0 { "ok" } else { "failed" });
-                        handle.grpc(GrpcEvent::Close { status, message }).map(|_| ())
+                        tell(&mut handle, GrpcEvent::Close { status, message }).await.map(|_| ())
                     }
                     Err(fault) => Err(fault),
                 }

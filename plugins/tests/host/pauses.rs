@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use turnstile_plugins::{Effects, Fault, FaultKind, HttpEnv, HttpReply, Lent, PluginSpec, Stream};
+use turnstile_plugins::{CallCommand, Effects, Fault, FaultKind, HttpEnv, HttpReply, Lent, PluginSpec, Stream};
 
 use crate::rig::{Guest, Rig, data, header, map, request};
 
@@ -132,6 +132,46 @@ fn a_stream_whose_owner_is_at_work_can_be_continued_but_not_edited() {
     assert!(stream.take_effects().continue_request);
     assert_eq!(header(&env, "x-checked"), None);
     assert_eq!(rig.plugin.stats().tolerated, 1);
+}
+
+#[test]
+fn a_reply_can_tell_whether_the_stream_waits_already() {
+    let rig = gate("");
+    let (mut stream, mut env) = paused(&rig);
+    let (handle, _) = rig.call();
+    assert!(handle.finds_owner_at_work(), "it has paused, and is on its way");
+    let (waits, _) = wait(&mut stream, &mut env, || assert!(!handle.finds_owner_at_work(), "it is there"));
+    assert!(waits.is_pending());
+    assert!(handle.finds_owner_at_work(), "it looks at something else for a moment");
+}
+
+#[test]
+fn no_reply_waits_for_a_stream_whose_calls_are_over() {
+    let rig = gate("");
+    let (mut stream, _env) = paused(&rig);
+    let (handle, _) = rig.call();
+    stream.cancel_calls();
+    assert!(!handle.finds_owner_at_work());
+}
+
+#[test]
+fn no_reply_waits_for_a_stream_that_another_one_has_continued() {
+    let headers = map(&[(":method", "GET"), (":path", "/"), (":authority", "a")]).len();
+    let again = format!(
+        "(drop (call $http_call (i32.const 100) (i32.const 4) (i32.const 200) (i32.const {headers})
+          (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 900)))"
+    );
+    let rig = gatekeeper("(call $release)", &again).start();
+    let (mut stream, _env) = paused(&rig);
+    let mut calls = rig.commands().into_iter().map(|command| match command {
+        CallCommand::Start(handle, _) => handle,
+        other => panic!("{other:?}"),
+    });
+    let (first, second) = (calls.next().unwrap(), calls.next().unwrap());
+    assert!(second.finds_owner_at_work());
+    first.http(answer()).unwrap();
+    assert!(stream.take_effects().continue_request);
+    assert!(!second.finds_owner_at_work(), "nobody is on the way to wait");
 }
 
 #[test]
