@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    AccessLog, Config, OnError, Phase, Plugin, PluginSource, Secret,
+    AccessLog, Config, OnError, Phase, Plugin, PluginSource, Secret, TlsOptions,
     node::{Node, join},
     problem::Problem,
 };
@@ -22,6 +22,11 @@ pub(crate) fn complete(config: &mut Config, base_dir: &Path) {
         }
         let keys = pool.workers.iter_mut().filter_map(|worker| worker.api_key.as_mut());
         keys.chain(pool.api_key.as_mut()).for_each(|key| key.resolve_path(base_dir));
+        [&mut pool.ca_file, &mut pool.client_cert, &mut pool.client_key].into_iter().flatten().for_each(absolute);
+    }
+    for upstream in &mut config.upstreams {
+        let files = [&mut upstream.ca_file, &mut upstream.client_cert, &mut upstream.client_key];
+        files.into_iter().flatten().for_each(absolute);
     }
     for plugin in &mut config.plugins {
         if let PluginSource::File(path) = &mut plugin.wasm {
@@ -125,6 +130,7 @@ impl Checker<'_> {
             if let Some(key) = &pool.api_key {
                 self.secret(&at.entry("api_key"), key);
             }
+            self.tls(&at, pool.tls_options(), pool.workers.iter().any(|worker| worker.url.tls()));
             for (index, model) in pool.models.iter().enumerate() {
                 models.add(self, &at.entry("models").item(index), model);
             }
@@ -194,6 +200,32 @@ impl Checker<'_> {
             if upstream.url.tls() && upstream.h2c {
                 self.problem(&at.entry("h2c"), "h2c is HTTP/2 without TLS, and the url is https");
             }
+            self.tls(&at, upstream.tls_options(), upstream.url.tls());
+        }
+    }
+
+    /// TLS options of the table `at`. `used`: a URL is https.
+    fn tls(&mut self, at: &At<'_>, options: TlsOptions<'_>, used: bool) {
+        let named = options.server_name.map(|_| "server_name");
+        for key in named.into_iter().chain(options.files().map(|(key, _)| key)) {
+            if !used {
+                self.problem(&at.entry(key), "is for TLS, and no url here is https");
+            }
+        }
+        for (key, path) in options.files() {
+            self.file(&at.entry(key), path);
+        }
+        match (options.client_cert, options.client_key) {
+            (Some(_), None) if !self.has_problem(&at.entry("client_key")) => {
+                self.problem(&at.entry("client_cert"), "needs its private key: client_key");
+            }
+            (None, Some(_)) if !self.has_problem(&at.entry("client_cert")) => {
+                self.problem(&at.entry("client_key"), "needs the certificate it belongs to: client_cert");
+            }
+            _ => {}
+        }
+        if options.ca_file.is_some() && !options.verify {
+            self.problem(&at.entry("ca_file"), "nothing is verified by it: verify is false");
         }
     }
 

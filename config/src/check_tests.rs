@@ -484,3 +484,42 @@ fn upstreams_have_names_of_their_own() {
         ]
     );
 }
+
+#[test]
+fn tls_options_have_to_make_sense() {
+    let pool = |url: &str, keys: &str| problems(&format!("[[pools]]\nworkers = [\"{url}\"]\n{keys}\n"));
+    let upstream = |keys: &str| problems_of(&format!("[[upstreams]]\nname = \"b\"\nurl = \"https://b:1\"\n{keys}\n"));
+    let (file, missing) = ("\"Cargo.toml\"", "\"no/such.pem\"");
+    for (found, expected) in [
+        (
+            pool("http://a:1", &format!("ca_file = {file}")),
+            "3:11: pools[0].ca_file: is for TLS, and no url here is https",
+        ),
+        (pool("http://a:1", "server_name = \"a\""), "3:15: pools[0].server_name: is for TLS, and no url here is https"),
+        (
+            pool("https://a:1", &format!("client_cert = {file}")),
+            "3:15: pools[0].client_cert: needs its private key: client_key",
+        ),
+        (
+            upstream(&format!("client_key = {file}")),
+            "4:14: upstreams[0].client_key: needs the certificate it belongs to: client_cert",
+        ),
+        (
+            upstream(&format!("verify = false\nca_file = {file}")),
+            "5:11: upstreams[0].ca_file: nothing is verified by it: verify is false",
+        ),
+    ] {
+        assert_eq!(found, [expected]);
+    }
+    let found = pool("https://a:1", &format!("ca_file = {missing}"));
+    assert!(found.len() == 1 && found[0].starts_with("3:11: pools[0].ca_file: cannot read "), "{found:?}");
+}
+
+#[test]
+fn an_upstream_that_is_not_verified_is_warned_of() {
+    let upstream = "[[upstreams]]\nname = \"b\"\nurl = \"https://b:1\"\n";
+    let warnings = |keys: &str| parse(&format!("{MINIMAL}{upstream}{keys}\n")).unwrap().warnings();
+    assert_eq!(warnings(""), Vec::<String>::new());
+    let warned = warnings("verify = false");
+    assert!(warned.len() == 1 && warned[0].contains("upstream b is NOT verified"), "{warned:?}");
+}

@@ -40,6 +40,7 @@ mod session;
 mod shutdown;
 mod steering;
 mod summary;
+mod tls;
 mod upstream;
 
 use schemars::JsonSchema;
@@ -64,6 +65,7 @@ pub use shutdown::Shutdown;
 pub use steering::{
     Barred, Forwarded, ForwardedSend, Guarded, Namespace, Network, NotANetwork, Onward, PriorityMember, Steering,
 };
+pub use tls::TlsOptions;
 pub use upstream::{Ejection, Limits, Retry, Timeouts};
 
 /// The whole configuration of one gateway.

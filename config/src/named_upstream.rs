@@ -1,4 +1,6 @@
-//! NamedUpstreams that plugins call.
+//! Upstreams that plugins call.
+
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,12 +19,24 @@ pub struct NamedUpstream {
     /// Speak HTTP/2 without TLS. With TLS it is agreed on. gRPC needs HTTP/2.
     #[serde(default)]
     pub h2c: bool,
-    /// Refuse a certificate that is not valid for `server_name`. For `https` only.
+    /// Refuse a certificate that is not valid for `server_name`. For `https` only. When false, anybody on the way can answer
+    /// in its place; `ca_file` is the way to trust a certificate of one's own.
     #[serde(default = "default_verify")]
     pub verify: bool,
     /// Name that is asked for when TLS begins, and that the certificate must have. Absent: the host of `url`.
     #[schemars(length(min = 1, max = 253))]
     pub server_name: Option<String>,
+    /// File, relative to this one, with the certificates (PEM) of the authorities that are trusted instead of the system's.
+    /// For `https` only; a change of the file takes effect by itself.
+    #[schemars(length(min = 1))]
+    pub ca_file: Option<PathBuf>,
+    /// File, relative to this one, with a certificate (PEM) by which the gateway shows itself, followed by those it follows
+    /// from. For `https` only; a change of the file takes effect by itself.
+    #[schemars(length(min = 1))]
+    pub client_cert: Option<PathBuf>,
+    /// File, relative to this one, with the private key (PEM, not encrypted) of `client_cert`.
+    #[schemars(length(min = 1))]
+    pub client_key: Option<PathBuf>,
     /// Milliseconds to connect, TLS included.
     #[serde(default = "default_connect_ms")]
     #[schemars(range(min = 1, max = 600_000))]
@@ -56,6 +70,9 @@ impl NamedUpstream {
             h2c: false,
             verify: default_verify(),
             server_name: None,
+            ca_file: None,
+            client_cert: None,
+            client_key: None,
             connect_ms: default_connect_ms(),
             timeout_ms: default_timeout_ms(),
         }

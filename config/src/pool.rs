@@ -1,6 +1,6 @@
 //! The fleet: pools of workers.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt, str::FromStr};
+use std::{borrow::Cow, collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,21 @@ pub struct Pool {
     /// Speak HTTP/2 without TLS to the workers. SGLang itself speaks HTTP/1.1.
     #[serde(default)]
     pub h2c: bool,
+    /// Name that workers with an `https` URL are asked for when TLS begins, and that their certificates must have. Absent: the
+    /// host of each URL.
+    #[schemars(length(min = 1, max = 253))]
+    pub server_name: Option<String>,
+    /// File, relative to this one, with the certificates (PEM) of the authorities that are trusted instead of the system's.
+    /// For `https` URLs only; a change of the file takes effect by itself.
+    #[schemars(length(min = 1))]
+    pub ca_file: Option<PathBuf>,
+    /// File, relative to this one, with a certificate (PEM) by which the gateway shows itself to the workers, followed by
+    /// those it follows from. For `https` URLs only; a change of the file takes effect by itself.
+    #[schemars(length(min = 1))]
+    pub client_cert: Option<PathBuf>,
+    /// File, relative to this one, with the private key (PEM, not encrypted) of `client_cert`.
+    #[schemars(length(min = 1))]
+    pub client_key: Option<PathBuf>,
     /// Requests that one worker is given at a time. Absent: `admission.max_in_flight_per_worker`, else what the worker
     /// reports.
     #[schemars(range(min = 1, max = 1_000_000))]

@@ -37,7 +37,11 @@ impl Config {
                 .push("admission.max_wait_ms is longer than timeouts.total_s, which ends the request first".to_owned());
         }
         for upstream in self.upstreams.iter().filter(|u| u.url.tls() && !u.verify) {
-            warnings.push(format!("the certificate of the upstream {} is not verified", upstream.name));
+            warnings.push(format!(
+                "the certificate of the upstream {} is NOT verified (verify = false): whoever is on the way can read and answer \
+                 its calls; trust its certificate with ca_file instead",
+                upstream.name
+            ));
         }
         if self.plugins.is_empty() {
             warnings.push("plugins is empty: the native defaults decide, and session hints bind nothing".to_owned());

@@ -33,6 +33,9 @@ pub fn run(args: RunArgs) -> Outcome {
     let source = source(&args)?;
     let config = source.read()?;
     init_logging(&config.logging);
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(thread_count(&config))
         .thread_stack_size(THREAD_STACK)

@@ -9,13 +9,13 @@ use crate::plugin_start::{Modules, Start};
 use crate::policy::ChainPlugin;
 use crate::probation::RefusedModules;
 use crate::request_body::BodyLimits;
-use crate::upstream::ConnectionLimits;
+use crate::upstream::{ConnectionLimits, Tls, TlsFault};
 use crate::workers::{Named, ProbeOptions, Worker, WorkerSettings};
 use http::HeaderValue;
 use prometheus::IntGauge;
 use std::sync::Arc;
 use std::time::Duration;
-use turnstile_config::{Config, OnError, Phase};
+use turnstile_config::{Config, OnError, Phase, TlsOptions};
 use turnstile_fleet::decision::DecideOptions;
 use turnstile_fleet::identity::IdentityOptions;
 use turnstile_fleet::ids::SessionKey;
@@ -128,6 +128,14 @@ pub enum BuildError {
         /// Why.
         reason: String,
     },
+    /// A file for TLS could not be used.
+    #[error("{key}: {reason}")]
+    Tls {
+        /// The key of the configuration.
+        key: String,
+        /// Why, the file included.
+        reason: String,
+    },
     /// A plugin's module could not be read.
     #[error("plugins.{name}: cannot read {path}: {reason}")]
     Module {
@@ -206,16 +214,36 @@ pub fn prepare(
     modules: &Modules,
 ) -> Result<Prepared, BuildError> {
     let workers = worker_settings(&config)?;
+    if let Some(problem) = upstream_problems(&config).next() {
+        return Err(problem);
+    }
     let chain = Start { config: &config, foundation, running, modules }.chain()?;
     Ok(Prepared { config: Arc::new(config), chain, workers })
 }
 
 /// What would keep a generation from being built: every secret that cannot be read, every plugin that does not start.
 pub fn problems(config: &Config, foundation: &Foundation) -> Vec<BuildError> {
-    let mut problems: Vec<BuildError> = worker_settings(config).err().into_iter().collect();
+    let mut problems: Vec<BuildError> =
+        worker_settings(config).err().into_iter().chain(upstream_problems(config)).collect();
     let start = Start { config, foundation, running: &[], modules: &Modules::Current };
-    problems.extend(config.plugins.iter().filter_map(|plugin| start.plugin(plugin).err()));
+    let failed = config.plugins.iter().filter_map(|plugin| start.plugin(plugin).err());
+    // Those of upstreams are named already.
+    problems.extend(failed.filter(|problem| !matches!(problem, BuildError::Tls { .. })));
     problems
+}
+
+/// Upstreams whose files for TLS cannot be used, those that no plugin calls included.
+fn upstream_problems(config: &Config) -> impl Iterator<Item = BuildError> {
+    config.upstreams.iter().filter_map(|upstream| load_tls("upstreams", &upstream.name, upstream.tls_options()).err())
+}
+
+/// What the TLS options of a table say, with its files as they are now.
+///
+/// # Errors
+/// The option that cannot be followed.
+pub(crate) fn load_tls(table: &str, name: &str, options: TlsOptions<'_>) -> Result<Tls, BuildError> {
+    Tls::load(options)
+        .map_err(|TlsFault { key, reason }| BuildError::Tls { key: format!("{table}.{name}.{key}"), reason })
 }
 
 fn worker_settings(config: &Config) -> Result<Vec<Vec<(String, WorkerSettings)>>, BuildError> {
@@ -226,6 +254,7 @@ fn worker_settings(config: &Config) -> Result<Vec<Vec<(String, WorkerSettings)>>
     let mut pools = Vec::with_capacity(config.pools.len());
     for pool in &config.pools {
         let name: Arc<str> = pool.name.as_str().into();
+        let tls = Arc::new(load_tls("pools", &pool.name, pool.tls_options())?);
         let mut workers = Vec::with_capacity(pool.workers.len());
         for worker in &pool.workers {
             let authorization = match pool.api_key_for(worker) {
@@ -248,6 +277,7 @@ fn worker_settings(config: &Config) -> Result<Vec<Vec<(String, WorkerSettings)>>
                 max_in_flight,
                 authorization,
                 h2c: pool.h2c,
+                tls: Arc::clone(&tls),
                 connection,
             };
             workers.push((worker.id.clone(), settings));
@@ -279,9 +309,10 @@ impl Prepared {
 
     /// True when a generation made of this would do what `other` does: same configuration, same modules, same keys.
     pub fn is_same_as(&self, other: &Generation) -> bool {
-        let keys = |w: &WorkerSettings| w.authorization.clone();
+        let keys = |w: &WorkerSettings| (w.authorization.clone(), Arc::clone(&w.tls));
         *self.config == *other.config
             && self.chain.iter().map(|c| &c.digest).eq(other.chain.iter().map(|c| &c.digest))
+            && self.chain.iter().map(|c| &c.destinations).eq(other.chain.iter().map(|c| &c.destinations))
             && self.workers.iter().zip(&other.pools).all(|(settings, pool)| {
                 settings.iter().all(|(id, wanted)| {
                     pool.workers.iter().any(|w| *w.id == **id && keys(&w.settings()) == keys(wanted))

@@ -49,7 +49,7 @@ impl Start<'_> {
             return Err(BuildError::Digest { name, path, wanted, found });
         }
         let spec = self.spec(plugin, wasm);
-        let destinations = Destinations::of(self.config, plugin);
+        let destinations = Destinations::of(self.config, plugin)?;
         let mut same = self.running.iter().flat_map(|generation| generation.chain.iter()).filter(|c| {
             *c.name == *plugin.name
                 && c.digest == found

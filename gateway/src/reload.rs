@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use turnstile_config::{Config, PluginSource, restart_needed};
+use turnstile_config::{Config, NamedUpstream, PluginSource, Pool, restart_needed};
 
 /// Events come in bursts: an editor writes, renames, sets times.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -107,6 +107,9 @@ async fn reload_now(gateway: &Arc<Gateway>, ticks: &Arc<Ticks>, source: &Source)
             for key in &done.restart_needed {
                 tracing::warn!(key, "takes effect after a restart only");
             }
+            for warning in gateway.generation.load().config.warnings() {
+                tracing::warn!("{warning}");
+            }
         }
         Ok(_) => {
             gateway.metrics.reloads.with_label_values(&["unchanged"]).inc();
@@ -171,6 +174,10 @@ pub(crate) fn watched(path: &Path, config: &Config) -> BTreeSet<PathBuf> {
             files.insert(path.clone());
         }
         files.extend(plugin.self_test.clone());
+    }
+    let tls = config.pools.iter().map(Pool::tls_options).chain(config.upstreams.iter().map(NamedUpstream::tls_options));
+    for options in tls {
+        files.extend(options.files().map(|(_, path)| path.to_path_buf()));
     }
     files
 }

@@ -3,8 +3,10 @@
 
 mod idle;
 mod link;
+mod tls;
 
 pub use link::{Head, HeadBuilder, Link};
+pub use tls::{Tls, TlsFault};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, header};

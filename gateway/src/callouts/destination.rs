@@ -1,7 +1,8 @@
 //! Where calls go: an upstream of the configuration, or a ready worker of a pool.
 
 use super::Callouts;
-use crate::upstream::{ConnectionLimits, Target};
+use crate::generation::{BuildError, load_tls};
+use crate::upstream::{ConnectionLimits, Target, Tls};
 use hashbrown::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -23,24 +24,30 @@ pub struct Destinations(HashMap<String, Destination>);
 #[derive(Clone, PartialEq)]
 pub enum Destination {
     /// An upstream of the configuration.
-    Named(Arc<NamedUpstream>),
+    Named(Arc<NamedUpstream>, Tls),
     /// A pool, by name.
     Pool(Arc<str>),
 }
 
 impl Destinations {
-    /// What a configuration lets a plugin call.
-    pub fn of(config: &Config, plugin: &turnstile_config::Plugin) -> Self {
-        let find = |name: &String| {
-            let named = config.upstreams.iter().find(|upstream| upstream.name == *name);
-            let pool = || config.pools.iter().find(|pool| pool.name == *name);
-            let found = match named {
-                Some(upstream) => Some(Destination::Named(Arc::new(upstream.clone()))),
-                None => pool().map(|pool| Destination::Pool(Arc::from(pool.name.as_str()))),
+    /// What a configuration lets a plugin call, with the files for TLS as they are now.
+    ///
+    /// # Errors
+    /// A file for TLS cannot be used.
+    pub fn of(config: &Config, plugin: &turnstile_config::Plugin) -> Result<Self, BuildError> {
+        let mut found = HashMap::with_capacity(plugin.upstreams.len());
+        for name in &plugin.upstreams {
+            let destination = if let Some(upstream) = config.upstreams.iter().find(|u| u.name == *name) {
+                let tls = load_tls("upstreams", name, upstream.tls_options())?;
+                Destination::Named(Arc::new(upstream.clone()), tls)
+            } else if config.pools.iter().any(|pool| pool.name == *name) {
+                Destination::Pool(Arc::from(name.as_str()))
+            } else {
+                continue;
             };
-            found.map(|destination| (name.clone(), destination))
-        };
-        Self(plugin.upstreams.iter().filter_map(find).collect())
+            found.insert(name.clone(), destination);
+        }
+        Ok(Self(found))
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Destination> {
@@ -52,7 +59,7 @@ impl Destination {
     /// Its name.
     pub(super) fn name(&self) -> &str {
         match self {
-            Self::Named(upstream) => &upstream.name,
+            Self::Named(upstream, _) => &upstream.name,
             Self::Pool(name) => name,
         }
     }
@@ -60,7 +67,7 @@ impl Destination {
     /// The longest that a call may take.
     pub(super) fn timeout(&self) -> Duration {
         match self {
-            Self::Named(upstream) => Duration::from_millis(upstream.timeout_ms),
+            Self::Named(upstream, _) => Duration::from_millis(upstream.timeout_ms),
             Self::Pool(_) => WORKER_TIMEOUT,
         }
     }
@@ -71,13 +78,13 @@ impl Destination {
     /// Why it cannot be reached.
     pub(super) async fn target(&self, callouts: &Callouts) -> Result<Arc<Target>, String> {
         match self {
-            Self::Named(upstream) => named(upstream).await.map(Arc::new),
+            Self::Named(upstream, tls) => named(upstream, tls).await.map(Arc::new),
             Self::Pool(name) => worker(callouts, name).await,
         }
     }
 }
 
-async fn named(upstream: &NamedUpstream) -> Result<Target, String> {
+async fn named(upstream: &NamedUpstream, tls: &Tls) -> Result<Target, String> {
     let url = &upstream.url;
     let address = match url.host().parse::<IpAddr>() {
         Ok(ip) => SocketAddr::new(ip, url.port()),
@@ -90,11 +97,7 @@ async fn named(upstream: &NamedUpstream) -> Result<Target, String> {
     let limits = ConnectionLimits { connect: Duration::from_millis(upstream.connect_ms), idle: IDLE };
     let mut target = Target::new(address, url.host(), url.tls(), upstream.h2c, limits);
     if url.tls() {
-        if let Some(name) = &upstream.server_name {
-            target.peer.sni.clone_from(name);
-        }
-        target.peer.options.verify_cert = upstream.verify;
-        target.peer.options.verify_hostname = upstream.verify;
+        tls.apply(&mut target);
     }
     Ok(target)
 }

@@ -7,7 +7,7 @@ pub mod reports;
 pub use probe::{ProbeOptions, WorkerEvents, run as probe};
 
 use crate::side::SidePlaces;
-use crate::upstream::{ConnectionLimits, Target};
+use crate::upstream::{ConnectionLimits, Target, Tls};
 use arc_swap::ArcSwapOption;
 use hashbrown::HashMap;
 use http::HeaderValue;
@@ -38,6 +38,8 @@ pub struct WorkerSettings {
     pub authorization: Option<HeaderValue>,
     /// HTTP/2 without TLS.
     pub h2c: bool,
+    /// How TLS is spoken to it, if it is.
+    pub tls: Arc<Tls>,
     /// Connection limits.
     pub connection: ConnectionLimits,
 }
@@ -132,6 +134,9 @@ impl Worker {
         let settings = self.settings();
         let mut target = Target::new(address, self.url.host(), self.url.tls(), settings.h2c, settings.connection);
         target.authorization = settings.authorization;
+        if self.url.tls() {
+            settings.tls.apply(&mut target);
+        }
         self.target.store(Some(Arc::new(target)));
     }
 

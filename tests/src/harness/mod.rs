@@ -25,6 +25,7 @@ mod rig;
 mod scripted;
 mod service;
 mod setup;
+mod tls;
 mod wait;
 mod worker;
 
@@ -40,6 +41,7 @@ pub use rig::Rig;
 pub use scripted::Scripted;
 pub use service::{Called, Service};
 pub use setup::{PluginText, Setup, built_in};
+pub use tls::{Authority, Certified, TlsFront};
 pub use wait::{DEADLINE, until, until_some};
 pub use worker::WorkerExt;
 

@@ -1,6 +1,8 @@
 //! Plugins that call upstreams over gRPC.
 
-use turnstile_tests::harness::{Answer, CHAT, Guest, PluginText, Rig, Service, Setup, built_in, chat};
+use turnstile_tests::harness::{
+    Answer, Authority, CHAT, Guest, PluginText, Rig, Service, Setup, TlsFront, built_in, chat,
+};
 
 /// Begins a call with `$begin` when a request comes and answers with what it was told, each event as a letter: i(nitial
 /// metadata), m(essage) with the message, t(railing metadata), c(lose) with the status as a digit.
@@ -48,17 +50,21 @@ fn guest(method: &str, begin: &str) -> Guest {
     ))
 }
 
-async fn rig(service: &Service, guest: &Guest, keys: &str) -> Rig {
+async fn rig(url: &str, guest: &Guest, keys: &str) -> Rig {
+    setup(url, guest, keys).start().await
+}
+
+fn setup(url: &str, guest: &Guest, keys: &str) -> Setup {
     let plugin = PluginText::new("caller", "caller.wasm", "filter")
         .key("upstreams = [\"service\"]")
         .key("callback_timeout_ms = 60000");
     let all: Vec<PluginText> = std::iter::once(plugin).chain(built_in()).collect();
     let setup = Setup::new().file("caller.wasm", guest.wasm()).plugins(&all);
-    setup.upstream("service", &service.url(), keys).start().await
+    setup.upstream("service", url, keys)
 }
 
 async fn told(service: &Service, method: &str, begin: &str) -> String {
-    let rig = rig(service, &guest(method, begin), "h2c = true").await;
+    let rig = rig(&service.url(), &guest(method, begin), "h2c = true").await;
     let answer: Answer = rig.post(CHAT, &chat("Hello")).await;
     assert_eq!(answer.status, 403, "{}", answer.text());
     answer.text()
@@ -96,7 +102,35 @@ async fn a_stream_goes_both_ways() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upstream_without_http2_is_unavailable() {
     let service = Service::start().await;
-    let rig = rig(&service, &guest("Unary", "(call $unary (i32.const 0))"), "").await;
+    let rig = rig(&service.url(), &guest("Unary", "(call $unary (i32.const 0))"), "").await;
     // 14 behind the digits.
     assert_eq!(rig.post(CHAT, &chat("Hello")).await.text(), "c>");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_tls_http2_is_agreed_on_and_the_server_verified() {
+    let (service, authority, other) = (Service::start().await, Authority::new("ours"), Authority::new("another"));
+    let own = authority.sign(&["service.test"]);
+    let front = TlsFront::start(&service.url(), &own, &["h2"], Some(&authority)).await;
+    let client = authority.sign(&["gateway.test"]);
+    let unary = guest("Unary", "(call $unary (i32.const 0))");
+    for (keys, told) in [
+        (
+            "ca_file = \"ca.pem\"\nserver_name = \"service.test\"\nclient_cert = \"c.pem\"\nclient_key = \"c.key\"",
+            "mhello",
+        ),
+        // 14, which comes behind the digits, each time.
+        ("ca_file = \"ca.pem\"\nserver_name = \"service.test\"", "c>"),
+        ("ca_file = \"ca.pem\"\nclient_cert = \"c.pem\"\nclient_key = \"c.key\"", "c>"),
+        (
+            "ca_file = \"other.pem\"\nserver_name = \"service.test\"\nclient_cert = \"c.pem\"\nclient_key = \"c.key\"",
+            "c>",
+        ),
+        ("server_name = \"service.test\"\nclient_cert = \"c.pem\"\nclient_key = \"c.key\"", "c>"),
+    ] {
+        let setup = setup(&front.url(), &unary, keys).file("ca.pem", authority.pem()).file("other.pem", other.pem());
+        let rig = setup.file("c.pem", client.cert.as_str()).file("c.key", client.key.as_str()).start().await;
+        assert_eq!(rig.post(CHAT, &chat("Hello")).await.text(), told, "{keys}");
+    }
+    assert_eq!(service.calls().len(), 1, "nothing was sent where a side was not content");
 }

@@ -54,3 +54,4 @@ mod swap;
 mod traffic;
 mod trial_loading;
 mod trials;
+mod upstream_tls;
