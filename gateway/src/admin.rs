@@ -5,6 +5,7 @@
 use crate::drain;
 use crate::explain;
 use crate::gateway::Gateway;
+use crate::live_plugins;
 use crate::metrics::{WORKER_FIELDS, WORKER_STATES};
 use crate::policy::CanaryRun;
 use crate::probation;
@@ -122,6 +123,7 @@ impl Admin {
                 gateway.metrics.canary_aside.with_label_values(&[&*plugin.name]).set(aside);
             }
         }
+        live_plugins::export(&gateway.foundation.runtime, &generation, &gateway.metrics);
         gateway.fleet.sessions.count();
         for worker in gateway.fleet.workers.current() {
             let view = worker.view(0);
@@ -359,6 +361,7 @@ impl Admin {
         json!({
             "generation": generation.number,
             "plugins": list,
+            "old": live_plugins::old(&self.gateway.foundation.runtime, &generation),
             "taken_back": self.gateway.probation.last(),
             "rolled_back": self.gateway.history.last(),
             "can_roll_back_to": self.gateway.history.numbers().last(),

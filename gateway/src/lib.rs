@@ -31,6 +31,7 @@ pub mod gateway;
 pub mod generation;
 pub mod headers;
 pub mod listen;
+pub mod live_plugins;
 pub mod metrics;
 pub mod module_file;
 pub mod module_store;

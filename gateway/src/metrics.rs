@@ -129,6 +129,10 @@ pub struct Metrics {
     pub canary_aside: IntGaugeVec,
     /// Plugins out of service.
     pub plugin_quarantined: IntGaugeVec,
+    /// Instances of plugins in memory.
+    pub plugin_instances: IntGaugeVec,
+    /// Their linear memory.
+    pub plugin_memory: IntGaugeVec,
     /// The generation that serves.
     pub generation: IntGauge,
     /// Generations that are not dropped yet.
@@ -393,6 +397,17 @@ impl Metrics {
                 &["plugin", "cause"],
             )?,
             canary_aside: b.gauges("turnstile_canary_aside", "1 for a canary that is set aside", &["plugin"])?,
+            plugin_instances: b.gauges(
+                "turnstile_plugin_instances",
+                "Instances of a plugin in memory, by age: current (of the generation that serves new requests), or old (of one \
+                 before, for its last requests and as long as it may come back)",
+                &["plugin", "age"],
+            )?,
+            plugin_memory: b.gauges(
+                "turnstile_plugin_memory_bytes",
+                "Linear memory of a plugin's instances in bytes, by age as in turnstile_plugin_instances",
+                &["plugin", "age"],
+            )?,
             plugin_quarantined: b.gauges(
                 "turnstile_plugin_quarantined",
                 "1 for a plugin that is out of service because it crashed in a loop",

@@ -17,7 +17,7 @@ fn every_function_of_this_host_belongs_to_a_group() {
     let runtime = Runtime::new(RuntimeOptions::default()).unwrap();
     let spec = PluginSpec::new("none", Vec::new());
     let services = Arc::new(SharedState::default());
-    let loaded = Arc::new(Loaded::new(spec, AbiVersion::V0_2_1, CallbackSet::default(), services));
+    let loaded = Arc::new(Loaded::new(spec, AbiVersion::V0_2_1, CallbackSet::default(), services, Arc::default()));
     let mut store = Store::new(runtime.engine(), Host::new(loaded, 0));
     let mut groups = BTreeSet::new();
     let names: Vec<_> = runtime.linker().iter(&mut store).map(|(m, n, _)| (m.to_owned(), n.to_owned())).collect();

@@ -14,6 +14,7 @@ use crate::berth::{Berth, Visit};
 use crate::callback::{Callback, CallbackSet};
 use crate::callout::{CallCount, Calls, Shown};
 use crate::env::StreamEnv;
+use crate::live::Live;
 use crate::log_budget::{LogBudget, Verdict};
 use crate::outcome::Effects;
 use crate::services::{LogLine, PluginServices};
@@ -35,6 +36,8 @@ pub(crate) struct Loaded {
     pub(crate) services: Arc<dyn PluginServices>,
     pub(crate) name_space: NameSpace,
     pub(crate) stats: StatsCounters,
+    /// Counts its instances.
+    pub(crate) live: Arc<Live>,
     /// Calls that are open, over all instances.
     pub(crate) open_calls: CallCount,
     log_budget: LogBudget,
@@ -56,11 +59,13 @@ impl Loaded {
         abi: AbiVersion,
         callbacks: CallbackSet,
         services: Arc<dyn PluginServices>,
+        live: Arc<Live>,
     ) -> Self {
         Self {
             name_space: services.shared().data.space(&spec.vm_id),
             log_budget: LogBudget::new(spec.limits.log_lines_per_s),
             stats: StatsCounters::default(),
+            live,
             open_calls: CallCount::default(),
             started: Instant::now(),
             told: AtomicU32::new(0),

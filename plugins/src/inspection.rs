@@ -81,7 +81,7 @@ impl Runtime {
         let services = Arc::new(SharedState::default());
         let version = abi.clone().unwrap_or(AbiVersion::V0_2_1);
         let spec = PluginSpec::new("inspection", Vec::new());
-        let host = Host::new(Arc::new(Loaded::new(spec, version, CallbackSet::default(), services)), 0);
+        let host = Host::new(Arc::new(Loaded::new(spec, version, CallbackSet::default(), services, Arc::default())), 0);
         let mut store = Store::new(self.engine(), host);
         let imports = module
             .imports()

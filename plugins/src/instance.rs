@@ -15,6 +15,7 @@ use crate::delivery::number;
 use crate::env::StreamEnv;
 use crate::guest_memory::GuestStop;
 use crate::host::{Host, Loaded, Phase, ROOT_CONTEXT, RootEnd, StreamSlot};
+use crate::live::Presence;
 use crate::outcome::{Action, CallOutcome, Effects, FaultKind, PluginError, StartPhase};
 use crate::runtime::{Runtime, epochs};
 
@@ -54,6 +55,7 @@ pub(crate) struct Instance {
     next_context: u32,
     /// Memory when it had started, bytes.
     start_bytes: usize,
+    presence: Presence,
 }
 
 // === starting ===
@@ -155,7 +157,14 @@ impl Instance {
             );
         }
         let start_bytes = memory.data_size(&store);
-        let instance = Self { store, exports, sequence, next_context: ROOT_CONTEXT + 1, start_bytes };
+        let instance = Self {
+            store,
+            exports,
+            sequence,
+            next_context: ROOT_CONTEXT + 1,
+            start_bytes,
+            presence: plugin.live.enter(),
+        };
         instance.note_memory();
         Ok(instance)
     }
@@ -387,6 +396,7 @@ impl Instance {
     pub(crate) fn note_memory(&self) {
         let host = self.store.data();
         host.plugin.stats.saw_memory(host.limiter.high_water);
+        self.presence.saw_memory(self.memory_bytes());
     }
 
     /// Says what an error or a panic that came out of this instance is.

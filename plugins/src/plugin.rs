@@ -83,7 +83,9 @@ impl Plugin {
         let module = runtime.module(&spec.wasm).map_err(error(StartPhase::Compile))?;
         let abi = abi_version(&module).map_err(error(StartPhase::Marker))?;
         let callbacks = CallbackSet::of(&module).map_err(error(StartPhase::Link))?;
-        let loaded = Arc::new(Loaded::new(spec, abi, callbacks, services));
+        let generation = GENERATIONS.fetch_add(1, Relaxed) + 1;
+        let live = runtime.live_plugins().add(&spec.name, generation);
+        let loaded = Arc::new(Loaded::new(spec, abi, callbacks, services, live));
         let pre = {
             let mut store = Store::new(runtime.engine(), Host::new(Arc::clone(&loaded), 0));
             link_check::link(runtime.linker(), &module, &mut store, &loaded.spec).map_err(error(StartPhase::Link))?
@@ -108,7 +110,7 @@ impl Plugin {
             loaded,
             shards: built.into_boxed_slice(),
             pre,
-            generation: GENERATIONS.fetch_add(1, Relaxed) + 1,
+            generation,
             ticking: Mutex::new(()),
             closing: AtomicBool::new(false),
             quarantined: AtomicBool::new(false),
@@ -245,6 +247,11 @@ impl Plugin {
     /// Whether two handles are of one start of a plugin.
     pub fn is_same_start(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Number of this start among all plugin starts of the process, from 1.
+    pub fn start_number(&self) -> u64 {
+        self.inner.generation
     }
 
     /// What was started.

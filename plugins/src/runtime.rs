@@ -14,6 +14,7 @@ use wasmtime::{Config, Engine, Linker, Module, OptLevel, WasmBacktraceDetails};
 use crate::compile_cache::CompileCache;
 use crate::host::Host;
 use crate::imports;
+use crate::live::{LivePlugin, LivePlugins};
 
 /// How often the engine's epoch advances, ms: the grain of all deadlines.
 pub(crate) const EPOCH_MS: u64 = 10;
@@ -47,6 +48,7 @@ struct Inner {
     cache: Result<CompileCache, String>,
     compiled: AtomicU64,
     loaded: AtomicU64,
+    live: LivePlugins,
     /// The module that was inspected last, with the digest of its bytes: who looks at a module starts it next.
     inspected: Mutex<Option<([u8; 32], Module)>>,
     // Last: the clock stops when nothing can run any more.
@@ -93,6 +95,7 @@ impl Runtime {
             cache,
             compiled: AtomicU64::new(0),
             loaded: AtomicU64::new(0),
+            live: LivePlugins::default(),
             inspected: Mutex::default(),
             _clock: clock,
         };
@@ -150,6 +153,15 @@ impl Runtime {
     /// How many modules were compiled, and how many came from the cache.
     pub fn module_counts(&self) -> (u64, u64) {
         (self.inner.compiled.load(Relaxed), self.inner.loaded.load(Relaxed))
+    }
+
+    /// Every start of a plugin of which something is in memory, the oldest first.
+    pub fn live(&self) -> Vec<LivePlugin> {
+        self.inner.live.list()
+    }
+
+    pub(crate) fn live_plugins(&self) -> &LivePlugins {
+        &self.inner.live
     }
 
     pub(crate) fn engine(&self) -> &Engine {

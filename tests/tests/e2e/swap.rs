@@ -5,7 +5,9 @@ use crate::traffic::{STREAMS, Traffic};
 use sha2::{Digest, Sha256};
 use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval};
-use turnstile_tests::harness::{Guest, Setup, built_in, module, swap, until};
+use turnstile_tests::harness::{
+    CHAT, Guest, PluginText, Request, Setup, WorkerExt, built_in, chat_stream, module, swap, until,
+};
 use turnstile_tests::process::{open_files, resident_bytes};
 
 const TURNS: usize = 1000;
@@ -186,4 +188,60 @@ async fn swaps_under_load_with_a_bad_module_in_ten_fail_no_stream_and_leave_noth
         assert!(late.0 <= early.0 + GROWTH, "memory grew from {} to {} bytes", early.0, late.0);
         assert!(late.1 <= early.1 + 16, "open files grew from {} to {}", early.1, late.1);
     }
+}
+
+/// A filter that takes four MiB at its start.
+fn heavy(number: u8) -> Vec<u8> {
+    Guest::on_request("")
+        .also(&format!(
+            r#"(data (i32.const 100) "{number}")
+               (func (export "proxy_on_configure") (param i32 i32) (result i32)
+                 (drop (memory.grow (i32.const 64))) (i32.const 1))"#
+        ))
+        .wasm()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_plugin_lives_as_long_as_its_last_stream_and_no_longer() {
+    const MEMORY: f64 = (64 << 16) as f64;
+    let plugin = PluginText::new("heavy", "heavy.wasm", "filter").key("callback_timeout_ms = 60000");
+    let all: Vec<PluginText> = std::iter::once(plugin).chain(built_in()).collect();
+    let rig = Setup::new().file("heavy.wasm", heavy(1)).plugins(&all).start().await;
+    let swapped = async |number| {
+        swap(&rig.dir().join("heavy.wasm"), heavy(number));
+        assert_eq!(reload(&rig).await.status, 200);
+    };
+    let start = async || {
+        let page = rig.admin("/plugins").await.json();
+        page["plugins"].as_array().unwrap().iter().find(|p| p["name"] == "heavy").unwrap()["start"].clone()
+    };
+    let old = async |start: &serde_json::Value| {
+        let page = rig.admin("/plugins").await.json();
+        page["old"].as_array().unwrap().iter().find(|p| p["start"] == *start).cloned()
+    };
+    let gauge = async |name: &str, age: &str| rig.metric(name, &[("plugin", "heavy"), ("age", age)]).await;
+    // The first is kept to come back, so it is the second that has to go.
+    let first = start().await;
+    swapped(2).await;
+    let second = start().await;
+    rig.worker().hold().await;
+    let mut stream = rig.begin(&Request::json(CHAT, &chat_stream("Hello"))).await;
+    until("the stream is on its way", async || rig.in_flight() == 1).await;
+    swapped(3).await;
+    let third = start().await;
+    assert!(first != second && second != third);
+    let shown = old(&second).await.expect("its stream runs");
+    assert_eq!(shown["instances"], 1, "{shown}");
+    assert!(shown["memory_bytes"].as_f64().unwrap() > MEMORY, "{shown}");
+    assert!(old(&first).await.is_some() && old(&third).await.is_none());
+    assert_eq!(gauge("turnstile_plugin_instances", "current").await, 1.0);
+    assert_eq!(gauge("turnstile_plugin_instances", "old").await, 2.0);
+    assert!(gauge("turnstile_plugin_memory_bytes", "old").await > 2.0 * MEMORY);
+    rig.worker().release().await;
+    let answer = stream.answer().await;
+    assert!(answer.complete && answer.status == 200);
+    until("the second has gone", async || old(&second).await.is_none()).await;
+    assert_eq!(gauge("turnstile_plugin_instances", "old").await, 1.0);
+    assert!(gauge("turnstile_plugin_memory_bytes", "old").await < 2.0 * MEMORY);
+    assert_eq!(gauge("turnstile_plugin_instances", "current").await, 1.0);
 }
