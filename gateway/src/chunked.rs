@@ -1,15 +1,16 @@
-//! The framing of a chunked request body (RFC 9112, section 7.1), followed byte by byte.
+//! The framing of a chunked body (RFC 9112, section 7.1), followed byte by byte.
 //!
 //! The parser above is more lenient than the grammar: it takes a line without a size for the last chunk, and a line feed for
 //! part of an extension. Whoever stands before the gateway may read such a body otherwise, and see the next request in a
 //! different place; so nothing but the grammar passes here.
 
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use crate::trailers;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// The longest extension of one chunk that is skipped.
 const EXTENSION_LIMIT: usize = 4096;
 /// The longest trailer section.
-const TRAILERS_LIMIT: usize = 64 * 1024;
+const TRAILERS_LIMIT: usize = trailers::MAX_BYTES;
 /// Digits of a size: what they can say stays below 2^60.
 const SIZE_DIGITS: u32 = 15;
 
@@ -93,10 +94,9 @@ impl Chunks {
 }
 
 impl Chunks {
-    /// The fields of the trailer section, once the body was followed to its end. What frames or routes a message does not
-    /// count where it comes behind it.
+    /// The fields of the trailer section that may pass, once the body was followed to its end.
     pub fn trailers(&self) -> HeaderMap {
-        let mut fields = [httparse::EMPTY_HEADER; MAX_TRAILERS];
+        let mut fields = [httparse::EMPTY_HEADER; trailers::MAX_FIELDS];
         let mut map = HeaderMap::new();
         if self.at != At::Done {
             return map;
@@ -107,30 +107,13 @@ impl Chunks {
         for field in fields {
             if let (Ok(name), Ok(value)) =
                 (HeaderName::from_bytes(field.name.as_bytes()), HeaderValue::from_bytes(field.value))
-                && !NO_TRAILERS.contains(&name)
             {
                 map.append(name, value);
             }
         }
-        map
+        trailers::passing(map)
     }
 }
-
-/// Most fields of a trailer section; of one with more none is looked at.
-const MAX_TRAILERS: usize = 64;
-/// Fields that mean nothing in trailers (RFC 9110, section 6.5.1).
-const NO_TRAILERS: [HeaderName; 10] = [
-    header::CONTENT_LENGTH,
-    header::TRANSFER_ENCODING,
-    header::HOST,
-    header::CONTENT_ENCODING,
-    header::CONTENT_TYPE,
-    header::CONTENT_RANGE,
-    header::TE,
-    header::TRAILER,
-    header::AUTHORIZATION,
-    header::CONNECTION,
-];
 
 fn next(at: At, byte: u8) -> Result<At, BadChunk> {
     Ok(match (at, byte) {

@@ -6,12 +6,14 @@
 //! where every byte passes.
 
 mod delegation;
+mod last_chunk;
 
 use crate::chunked::Chunks;
-use bytes::{Buf, BufMut as _, BytesMut};
+use bytes::{Buf, BufMut as _, Bytes, BytesMut};
 use http::HeaderMap;
 use parking_lot::Mutex;
 use pingora_core::protocols::SocketDigest;
+use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::v1::server::HttpSession;
 use std::future::poll_fn;
 use std::io;
@@ -19,6 +21,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, BufWriter, Interest, ReadBuf};
@@ -32,6 +35,9 @@ const WRITE_BUFFER: usize = 4096;
 /// a worker for a client that reads none of it.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const UNSENT: u32 = 128 * 1024;
+
+/// The number of the next connection.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 /// Holds where no configuration says otherwise: on the admin listener.
 const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
@@ -67,6 +73,7 @@ pub enum ReadFault {
 pub struct ClientStream {
     inner: BufWriter<Socket>,
     digest: Arc<SocketDigest>,
+    number: u64,
 }
 
 #[derive(Debug)]
@@ -88,6 +95,8 @@ struct Watch {
     fault: Option<ReadFault>,
     /// Bytes of a body that [`ClientStream::read_body`] has yet to read.
     body_left: usize,
+    /// What is left to write of the last chunk of an answer that has trailers.
+    last_chunk: Bytes,
     /// Kept from head to head.
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -112,6 +121,18 @@ struct Head {
     last: [u8; 3],
 }
 
+/// The number of a request's connection; 0 if it has none.
+pub fn connection_number(session: &ServerSession) -> u64 {
+    match session {
+        ServerSession::H1(session) => ClientStream::of(session).map_or(0, ClientStream::number),
+        session => session.req_header().extensions.get::<ConnectionNumber>().map_or(0, |number| number.0),
+    }
+}
+
+/// The number of the connection of a request over HTTP/2, in the extensions of its head.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectionNumber(pub u64);
+
 // === impl ClientStream ===
 
 impl ClientStream {
@@ -129,15 +150,25 @@ impl ClientStream {
             by_head: false,
             fault: None,
             body_left: 0,
+            last_chunk: Bytes::new(),
             timer: None,
         };
         let socket = Socket { tcp, watch: Mutex::new(watch), stalled: None };
-        Self { inner: BufWriter::with_capacity(WRITE_BUFFER, socket), digest: Arc::new(digest) }
+        Self {
+            inner: BufWriter::with_capacity(WRITE_BUFFER, socket),
+            digest: Arc::new(digest),
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+        }
     }
 
     /// The connection under an HTTP/1 session.
     pub fn of(session: &HttpSession) -> Option<&Self> {
         (**session.stream()).as_any().downcast_ref()
+    }
+
+    /// Its number among all connections of clients, from 1.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// From now on a request head is read, and no byte behind it.
@@ -150,6 +181,7 @@ impl ClientStream {
         watch.by_head = true;
         watch.patience = limits.patience;
         watch.fault = None;
+        watch.last_chunk = Bytes::new();
     }
 
     /// Resolves when there is something to read of the next head.

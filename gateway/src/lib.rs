@@ -56,6 +56,7 @@ pub mod simulate;
 pub mod state;
 pub mod stopping;
 pub mod ticks;
+pub mod trailers;
 pub mod upstream;
 pub mod workbench;
 pub mod workers;

@@ -63,6 +63,7 @@ impl RecordedRequest {
             headers: Arc::clone(&self.headers),
             request_id: Arc::from(request_id),
             peer: None,
+            connection: 0,
             protocol: "HTTP/1.1",
             arrived: SystemTime::now(),
         }

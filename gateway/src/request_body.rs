@@ -4,6 +4,7 @@ use crate::client_stream::{ClientStream, ReadFault};
 use crate::content_encoding::{Coding, Undecoded, decode};
 use crate::errors::{Kind, Refusal};
 use crate::headers::expects_continue;
+use crate::trailers::RequestTrailers;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Version, header};
 use pingora_core::protocols::http::ServerSession;
@@ -302,9 +303,9 @@ pub async fn drain(session: &mut ServerSession) {
     let _ = tokio::time::timeout(DRAIN_TIME, read).await;
 }
 
-/// The trailers of a body that was read to its end, if it has any. pingora passes those of HTTP/2 over.
+/// The trailers of a body that was read to its end, if it has any.
 pub fn trailers(session: &ServerSession) -> Option<HeaderMap> {
-    let ServerSession::H1(session) = session else { return None };
+    let ServerSession::H1(session) = session else { return RequestTrailers::of(session.req_header()) };
     let trailers = ClientStream::of(session)?.trailers();
     (!trailers.is_empty()).then_some(trailers)
 }

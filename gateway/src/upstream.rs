@@ -4,12 +4,14 @@
 mod idle;
 mod link;
 mod tls;
+mod watched;
 
 pub use link::{Head, HeadBuilder, Link};
 pub use tls::{Tls, TlsFault};
 
+use crate::trailers;
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, header};
+use http::{HeaderMap, HeaderValue, header};
 use idle::IdleConnections;
 use pingora_core::connectors::TransportConnector;
 use pingora_core::connectors::http::Connector;
@@ -19,6 +21,7 @@ use pingora_core::upstreams::peer::HttpPeer;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use turnstile_fleet::body::Pieces;
+use watched::Watched;
 
 /// A pooled connection that the worker had closed shows it within a round trip. What breaks later was being worked on, and
 /// may not be sent again.
@@ -91,6 +94,11 @@ impl Target {
         self.peer._address.as_inet().filter(|_| self.peer.options.alpn == ALPN::H1).copied()
     }
 
+    /// Whether HTTP/2 is spoken there, as far as that is known before a connection is made.
+    pub fn is_http2(&self) -> bool {
+        self.peer.options.alpn == ALPN::H2
+    }
+
     /// The head of a request of ours to this worker, with `Host`, authorization and framing.
     ///
     /// # Errors
@@ -106,6 +114,19 @@ impl Target {
             head.field(&header::CONTENT_LENGTH, &HeaderValue::from(len))?;
         }
         Ok(head.finish())
+    }
+}
+
+/// The trailers of an answer whose body was read to its end, as far as they may pass. Over HTTP/1.1 only those that were watched
+/// for.
+///
+/// # Errors
+/// The connection broke before the end of the answer.
+pub async fn read_trailers(session: &mut HttpSession) -> pingora_core::Result<HeaderMap> {
+    match session {
+        HttpSession::H2(session) => Ok(trailers::passing(session.read_trailers().await?.unwrap_or_default())),
+        HttpSession::H1(session) => Ok(Watched::trailers_on(session.stream())),
+        HttpSession::Custom(_) => Ok(HeaderMap::new()),
     }
 }
 
@@ -208,7 +229,7 @@ impl Upstream {
         match (session, target.plain_address()) {
             (HttpSession::H1(mut session), Some(address)) => {
                 session.respect_keepalive();
-                if let Some(stream) = session.reuse().await {
+                if let Some(stream) = session.reuse().await.and_then(Watched::unwatched) {
                     self.idle.put(address, stream, target.idle);
                 }
             }

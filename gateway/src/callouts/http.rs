@@ -2,7 +2,8 @@
 
 use super::Callouts;
 use super::destination::Destination;
-use crate::upstream::{Head, HeadBuilder, Link, STALE_WITHIN, Target, describe};
+use crate::trailers;
+use crate::upstream::{Head, HeadBuilder, Link, STALE_WITHIN, Target, describe, read_trailers};
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, header};
 use pingora_core::ErrorType::InvalidHTTPHeader;
@@ -20,8 +21,9 @@ use turnstile_plugins::{HttpCallout, HttpReply};
 pub(super) async fn call(
     callouts: &Callouts,
     destination: &Destination,
-    callout: HttpCallout,
+    mut callout: HttpCallout,
 ) -> Result<HttpReply, String> {
+    callout.trailers = trailers::passing(callout.trailers);
     let most = destination.timeout();
     let limit = callout.timeout.map_or(most, |asked| asked.min(most));
     let exchange = async {
@@ -29,6 +31,7 @@ pub(super) async fn call(
         loop {
             let connected = callouts.connectors.connect(&target).await;
             let (mut link, reused) = connected.map_err(|error| describe(&error))?;
+            link.watch_trailers();
             let started = Instant::now();
             let silent = match send(&mut link, &target, &callout, limit).await {
                 Ok(()) => {
@@ -72,7 +75,8 @@ fn request(target: &Target, callout: &HttpCallout) -> pingora_core::Result<Head>
         head.field(&header::AUTHORIZATION, authorization)?;
     }
     let bodiless = callout.body.is_empty() && (callout.method.is_safe() || callout.method == Method::DELETE);
-    if !bodiless {
+    // With trailers the connection decides about the framing.
+    if !bodiless && callout.trailers.is_empty() {
         head.field(&header::CONTENT_LENGTH, &HeaderValue::from(callout.body.len()))?;
     }
     Ok(head.finish())
@@ -81,8 +85,12 @@ fn request(target: &Target, callout: &HttpCallout) -> pingora_core::Result<Head>
 /// Sends the request and waits for the head of its answer.
 async fn send(link: &mut Link, target: &Target, callout: &HttpCallout, patience: Duration) -> Result<(), String> {
     let run = async {
-        let (head, body) = (request(target, callout)?, Pieces::from(callout.body.clone()));
-        let session = link.send(target, &head, &body, patience).await?;
+        let head = request(target, callout)?;
+        let session = if callout.trailers.is_empty() {
+            link.send(target, &head, &Pieces::from(callout.body.clone()), patience).await?
+        } else {
+            link.send_with_trailers(target, &head, &callout.body, &callout.trailers, patience).await?
+        };
         loop {
             session.read_response_header().await?;
             let status = session.response_header().map_or(0, |head| head.status.as_u16());
@@ -112,9 +120,6 @@ async fn receive(session: &mut HttpSession, max_body: usize, head_only: bool) ->
             Err(error) => return Err(describe(&error)),
         }
     }
-    let trailers = match session {
-        HttpSession::H2(session) => session.read_trailers().await.map_err(|error| describe(&error))?,
-        _ => None,
-    };
-    Ok(HttpReply { status, headers, body: body.freeze(), trailers: trailers.unwrap_or_default() })
+    let trailers = read_trailers(session).await.map_err(|error| describe(&error))?;
+    Ok(HttpReply { status, headers, body: body.freeze(), trailers })
 }

@@ -1,14 +1,18 @@
 //! HTTP/2 without TLS: the streams of one connection, each a request with a task of its own.
 
+mod session;
+
 use super::stopped;
-use crate::client_stream::ClientStream;
+use crate::client_stream::{ClientStream, ConnectionNumber};
 use crate::exchange::{self, Connection};
 use crate::gateway::Gateway;
 use h2::Reason;
 use pingora_core::protocols::http::ServerSession;
-use pingora_core::protocols::http::v2::server::{H2Accept, H2Options, HttpSession, handshake};
+use pingora_core::protocols::http::custom::server::Session as _;
+use pingora_core::protocols::http::v2::server::{H2Options, handshake};
 use pingora_core::protocols::{Digest, GetSocketDigest};
 use pingora_core::server::ShutdownWatch;
+use session::{Accepted, Http2Session, accept};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -32,6 +36,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// Serves a connection to its end.
 pub(super) async fn serve(gateway: &Arc<Gateway>, stream: Box<ClientStream>, shutdown: &ShutdownWatch) {
     let config = Arc::clone(&gateway.generation.load().config);
+    let number = ConnectionNumber(stream.number());
     let digest = Arc::new(Digest { socket_digest: stream.get_socket_digest(), ..Digest::default() });
     let begin = Duration::from_secs(config.timeouts.client_head_s);
     let Ok(Ok(mut connection)) = timeout(begin, handshake(stream, Some(options(&config)))).await else { return };
@@ -55,30 +60,30 @@ pub(super) async fn serve(gateway: &Arc<Gateway>, stream: Box<ClientStream>, shu
                 if broken >= BROKEN_LIMIT && broken * 2 > served {
                     tracing::info!(peer = ?digest.socket_digest.as_ref().and_then(|d| d.peer_addr()), "too many streams broken off");
                     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-                    let last = async { while let Ok(Some(_)) = HttpSession::from_h2_conn(&mut connection, Arc::clone(&digest)).await {} };
+                    let last = async { while accept(&mut connection, &digest, number).await.is_some() {} };
                     let _ = timeout(FAREWELL, last).await;
                     break;
                 }
                 idle_since = Instant::now();
             }
-            accepted = HttpSession::from_h2_conn(&mut connection, Arc::clone(&digest)) => match accepted {
-                Ok(Some(H2Accept::Session(mut session))) if streams.len() < most => {
+            accepted = accept(&mut connection, &digest, number) => match accepted {
+                Some(Accepted::Request(mut session)) if streams.len() < most => {
                     session.set_write_timeout(Some(Duration::from_secs(config.timeouts.client_write_s)));
                     let gateway = Arc::clone(gateway);
                     streams.spawn(async move { serve_one(&gateway, session).await });
                 }
-                Ok(Some(H2Accept::Session(mut session))) => session.shutdown_with_reason(Reason::REFUSED_STREAM),
-                Ok(Some(H2Accept::Rejected)) => {
+                Some(Accepted::Request(mut session)) => session.reset(Reason::REFUSED_STREAM),
+                Some(Accepted::Rejected) => {
                     malformed += 1;
                     if malformed >= MALFORMED_LIMIT {
                         break;
                     }
                 }
-                Ok(None) | Err(_) => break,
+                None => break,
             },
             () = sleep_until(idle_since + idle), if streams.is_empty() && !stopping => {
                 connection.graceful_shutdown();
-                let last = async { while let Ok(Some(_)) = HttpSession::from_h2_conn(&mut connection, Arc::clone(&digest)).await {} };
+                let last = async { while accept(&mut connection, &digest, number).await.is_some() {} };
                 let _ = timeout(FAREWELL, last).await;
                 break;
             }
@@ -90,11 +95,11 @@ pub(super) async fn serve(gateway: &Arc<Gateway>, stream: Box<ClientStream>, shu
 }
 
 /// Serves one request. False when it broke off.
-async fn serve_one(gateway: &Arc<Gateway>, session: HttpSession) -> bool {
-    let mut session = ServerSession::H2(session);
+async fn serve_one(gateway: &Arc<Gateway>, session: Box<Http2Session>) -> bool {
+    let mut session = ServerSession::new_custom(session);
     let connection = exchange::serve(gateway, &mut session).await;
     match connection {
-        Connection::Keep | Connection::Close => session.finish().await.is_ok(),
+        Connection::Keep | Connection::Close => session.finish_body().await.is_ok(),
         Connection::Cut => {
             session.shutdown().await;
             false

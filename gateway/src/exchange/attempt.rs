@@ -5,14 +5,17 @@ use super::turn::{TurnInProgress, left};
 use super::{Connection, Exchange, give_up};
 use crate::after;
 use crate::errors::{Kind, Refusal};
-use crate::filters::FilterVerdict;
+use crate::filters::{FilterRun, FilterVerdict};
 use crate::forward::forwarded::Origin;
 use crate::forward::open::{Opened, Outgoing, Watch, open, streams};
-use crate::forward::relay::{Ending, LateHeaders, RelayLimits, Relayed, ResponseFilter, Stop, is_bodiless, relay};
+use crate::forward::relay::{
+    Ending, LateHeaders, RelayLimits, Relayed, ResponseFilter, Stop, is_bodiless, relay, takes_trailers,
+};
 use crate::forward::request::{Framing, Onward, for_client, for_worker};
 use crate::forward::{AttemptFault, client_gone};
 use crate::placement::{self, Placed};
 use crate::request_id::random_hex;
+use crate::trailers;
 use crate::upstream::{Head, Target};
 use crate::workers::Worker;
 use pingora_core::protocols::http::ServerSession;
@@ -107,7 +110,8 @@ impl<'a, 'b> Attempt<'a, 'b> {
         });
         // A turn of a streaming session must never be sent twice, so it gets a connection that cannot be stale.
         let target = if stream_id.is_some() { Arc::new(target.fresh()) } else { target };
-        let head = self.head(&target, &turn, body.len(), plan.dp_rank.is_some())?;
+        let filters_want = self.progress.exchange.filters.as_ref().is_some_and(FilterRun::want_trailers);
+        let head = self.head(&target, &turn, body.len(), plan.dp_rank.is_some(), filters_want)?;
         self.progress.exchange.record.rid.clone_from(&rid);
         self.session.sent(Sent { worker: Arc::clone(&worker), rid: rid.clone() });
         let started = Instant::now();
@@ -119,6 +123,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
             body,
             first_byte: Duration::from_secs(config.timeouts.first_byte_s).min(left),
             write: Duration::from_secs(config.timeouts.first_byte_s.min(60)),
+            trailers: filters_want || takes_trailers(client),
         };
         // A streaming session stays with the worker that knows its conversation.
         let stays = stream_id.is_some();
@@ -135,7 +140,14 @@ impl<'a, 'b> Attempt<'a, 'b> {
         self.answered(client, &worker, &target, opened, started, &plan).await
     }
 
-    fn head(&self, target: &Target, turn: &Turn, len: usize, pins_rank: bool) -> Result<Head, Refusal> {
+    fn head(
+        &self,
+        target: &Target,
+        turn: &Turn,
+        len: usize,
+        pins_rank: bool,
+        filters_want_trailers: bool,
+    ) -> Result<Head, Refusal> {
         let exchange = &self.progress.exchange;
         let head = &self.progress.facts.head;
         let onward = Onward {
@@ -143,6 +155,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
             forwarded: &exchange.generation.config.forwarded,
             origin: Origin { peer: head.peer.map(|p| p.ip()), host: &head.authority },
             pins_rank,
+            trailers: filters_want_trailers || trailers::are_taken(&head.headers),
         };
         let internal = |e: Box<pingora_core::Error>| Refusal::new(Kind::Internal, crate::upstream::describe(&e));
         for_worker(&head.headers, target, turn.route.worker_path(), len, &exchange.record.request_id, onward)
@@ -236,6 +249,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         }
         let protocol = self.progress.turn.route.protocol();
         if let Some(filters) = &mut self.progress.exchange.filters {
+            filters.connected(&opened.session);
             let bodiless = is_bodiless(client, &opened.head) || (opened.ended && opened.pending.is_empty());
             match filters.response_headers(&mut head, bodiless, client_gone(client)).await {
                 FilterVerdict::Go => {}

@@ -8,7 +8,7 @@ use crate::forward::AttemptFault;
 use crate::forward::relay::{Ending, ResponseFilter, Stop};
 use crate::gateway::Gateway;
 use bytes::Bytes;
-use http::{HeaderMap, header};
+use http::{HeaderMap, Version, header};
 use pingora_core::protocols::http::ServerSession;
 use std::time::Duration;
 use turnstile_fleet::complaint::{self, Cause, Complaint};
@@ -144,7 +144,7 @@ pub(super) async fn tell_broken(
     if !event.is_empty() {
         // A client that cannot be written to sees the end of the connection.
         let _ = tokio::time::timeout(LAST_WORDS, client.write_response_body(event, false)).await;
-        if client.is_http2() {
+        if client.req_header().version == Version::HTTP_2 {
             // A reset takes back what its connection has not written yet.
             tokio::time::sleep(UNTIL_WRITTEN).await;
         }

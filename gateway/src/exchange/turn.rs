@@ -6,6 +6,7 @@ use super::reply::Reply;
 use super::retries::Retries;
 use super::{Connection, Exchange, give_up};
 use crate::admission::{Permit, Refused, Wish};
+use crate::client_stream::connection_number;
 use crate::clock::now_ms;
 use crate::deliberation::{self, Stop};
 use crate::errors::{Kind, Refusal};
@@ -20,7 +21,7 @@ use crate::request_body::{self, Held};
 use crate::sessions::Waiter;
 use bytes::Bytes;
 use http::request::Parts as ReqParts;
-use http::{HeaderMap, header};
+use http::{HeaderMap, Version, header};
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::RequestHeader;
 use std::sync::Arc;
@@ -139,9 +140,13 @@ pub(super) async fn serve(
 }
 
 fn request_head(client: &ServerSession, headers: HeaderMap, request_id: &str) -> RequestHead {
-    let (protocol, peer) = (if client.is_http2() { "HTTP/2" } else { "HTTP/1.1" }, client.client_addr());
-    let peer = peer.and_then(|a| a.as_inet().copied());
+    let peer = client.client_addr().and_then(|a| a.as_inet().copied());
     let head = client.req_header();
+    let protocol = match head.version {
+        Version::HTTP_2 => "HTTP/2",
+        Version::HTTP_10 => "HTTP/1.0",
+        _ => "HTTP/1.1",
+    };
     let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
     let path = Bytes::copy_from_slice(path.as_bytes());
     let authority = headers.get(header::HOST).map(|h| Bytes::copy_from_slice(h.as_bytes()));
@@ -153,6 +158,7 @@ fn request_head(client: &ServerSession, headers: HeaderMap, request_id: &str) ->
         headers: Arc::new(headers),
         request_id: Arc::from(request_id),
         peer,
+        connection: connection_number(client),
         protocol,
         arrived: SystemTime::now(),
     }
@@ -160,16 +166,20 @@ fn request_head(client: &ServerSession, headers: HeaderMap, request_id: &str) ->
 
 /// The headers, moved out rather than copied. What is left is what answers are made by.
 fn take_headers(head: &mut RequestHeader) -> HeaderMap {
-    let origin = head.headers.get(header::ORIGIN).cloned();
-    let Ok(mut left) = RequestHeader::build_no_case(head.method.clone(), head.raw_path(), Some(1)) else {
+    let kept = [header::ORIGIN, header::TE].map(|name| (head.headers.get(&name).cloned(), name));
+    let Ok(mut left) = RequestHeader::build_no_case(head.method.clone(), head.raw_path(), Some(2)) else {
         return head.headers.clone();
     };
     left.set_version(head.version);
-    if let Some(origin) = origin {
-        // One header always fits.
-        let _ = left.insert_header(header::ORIGIN, origin);
+    for (value, name) in kept {
+        if let Some(value) = value {
+            // So few always fit.
+            let _ = left.insert_header(name, value);
+        }
     }
-    ReqParts::from(std::mem::replace(head, left)).headers
+    let whole = ReqParts::from(std::mem::replace(head, left));
+    *head.extensions_mut() = whole.extensions;
+    whole.headers
 }
 
 fn note_turn(gateway: &Gateway, exchange: &mut Exchange, turn: &Turn) {

@@ -5,6 +5,7 @@ use crate::policy::facts::{MAX_PATH, dotted};
 use bytes::Bytes;
 use hashbrown::HashMap;
 use http::HeaderMap;
+use pingora_core::protocols::http::client::HttpSession;
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -42,8 +43,10 @@ pub struct FilterEnv {
     pub route: &'static str,
     /// Where the client connected to.
     pub local: Option<SocketAddr>,
-    /// The pool that serves the request, and its worker's address.
-    pub placed: Option<(Arc<str>, String)>,
+    /// Where the request goes.
+    pub placed: Option<PlacedAt>,
+    /// How often it was given to a worker.
+    pub attempts: u64,
     /// Why a plugin answered, in its own words; who answered otherwise.
     pub code_details: Cow<'static, str>,
     properties: HashMap<Vec<u8>, Vec<u8>>,
@@ -65,6 +68,7 @@ impl FilterEnv {
             route: "",
             local: None,
             placed: None,
+            attempts: 0,
             code_details: Cow::Borrowed("via_upstream"),
             properties: HashMap::new(),
         }
@@ -85,14 +89,80 @@ impl FilterEnv {
             return self.response_trailers.as_ref()?.get(field.as_bytes());
         }
         match name {
+            "grpc_status" => int(self.grpc_status(response)),
             "code" => int(usize::from(response.status.as_u16())),
             "code_details" => Some(Cow::Borrowed(self.code_details.as_bytes())),
-            "flags" => int(0),
             "size" => int(self.response_size),
             "total_size" => int(self.response_size + pairs::serialized_len(response)),
             "headers" => Some(serialized(response)),
-            "trailers" => Some(serialized(self.response_trailers.as_ref()?)),
             _ => None,
+        }
+    }
+
+    /// What the answer says, or what its status means to gRPC.
+    fn grpc_status(&self, response: &ResponseMap) -> usize {
+        let said = self.response_trailers.as_ref().and_then(|map| map.get(b"grpc-status"));
+        let said = said.or_else(|| response.get(b"grpc-status"));
+        let said = said.and_then(|text| std::str::from_utf8(&text).ok()?.parse().ok());
+        said.unwrap_or(match response.status.as_u16() {
+            400 => 13,
+            401 => 16,
+            403 => 7,
+            404 => 12,
+            429 | 502..=504 => 14,
+            _ => 2,
+        })
+    }
+
+    fn upstream_property(&self, name: &str) -> Option<Cow<'_, [u8]>> {
+        let int = |n: u64| Some(Cow::Owned(n.to_le_bytes().to_vec()));
+        if name == "request_attempt_count" {
+            return int(self.attempts);
+        }
+        let placed = self.placed.as_ref()?;
+        let connection = placed.connection.as_ref();
+        let text = |text: String| Some(Cow::Owned(text.into_bytes()));
+        match name {
+            "address" => Some(Cow::Borrowed(placed.address.as_bytes())),
+            "port" => int(placed.address.rsplit(':').next()?.parse().ok()?),
+            "local_address" => text(connection?.local?.to_string()),
+            "transport_failure_reason" => connection.map(|_| Cow::Borrowed(&b""[..])),
+            "tls_version" => text(connection?.tls_version.clone()?),
+            "sha256_peer_certificate_digest" => text(connection?.certificate.clone()?),
+            _ => None,
+        }
+    }
+}
+
+/// Where a request goes.
+pub struct PlacedAt {
+    /// The pool.
+    pub pool: Arc<str>,
+    /// The worker's address.
+    pub address: String,
+    /// The connection to it, once there is one.
+    pub connection: Option<UpstreamConnection>,
+}
+
+/// A connection to a worker.
+#[derive(Debug, Clone, Default)]
+pub struct UpstreamConnection {
+    /// Our end of it.
+    pub local: Option<SocketAddr>,
+    /// As Envoy writes it: `TLSv1.3`.
+    pub tls_version: Option<String>,
+    /// SHA-256 of the worker's certificate, hexadecimal.
+    pub certificate: Option<String>,
+}
+
+impl UpstreamConnection {
+    /// What is known of the connection under a session.
+    pub fn of(session: &HttpSession) -> Self {
+        let tls = session.digest().and_then(|digest| digest.ssl_digest.as_ref());
+        Self {
+            local: session.client_addr().and_then(|address| address.as_inet().copied()),
+            tls_version: tls.map(|tls| tls.version.replace('_', ".")),
+            certificate: tls.map(|tls| tls.cert_digest.iter().map(|byte| format!("{byte:02x}")).collect()),
         }
     }
 }
@@ -107,21 +177,34 @@ fn serialized(map: &dyn HeaderPairs) -> Cow<'static, [u8]> {
 impl StreamEnv for FilterEnv {
     fn property(&mut self, path: &[u8]) -> Option<Cow<'_, [u8]>> {
         // Envoy keeps what plugins write under `wasm.`, and finds it without that, too.
-        let own = path.strip_prefix(b"wasm\0").or_else(|| path.strip_prefix(b"wasm.")).unwrap_or(path);
+        let state = path.strip_prefix(b"filter_state\0").or_else(|| path.strip_prefix(b"filter_state."));
+        let written = state.unwrap_or(path);
+        let own = written.strip_prefix(b"wasm\0").or_else(|| written.strip_prefix(b"wasm."));
+        // What plugins write is all the state that filters have.
+        let own = if state.is_some() { own? } else { own.unwrap_or(path) };
         if self.properties.contains_key(own) {
             return self.properties.get(own).map(|value| Cow::Borrowed(value.as_slice()));
         }
         let mut buffer = [0; MAX_PATH];
         let name = dotted(path, &mut buffer)?;
+        match name {
+            // As on Envoy these are there from the beginning.
+            "response.flags" => return Some(Cow::Borrowed(&[0; 8])),
+            "response.trailers" => {
+                return Some(self.response_trailers.as_ref().map_or(Cow::Borrowed(&[0; 4]), |map| serialized(map)));
+            }
+            _ => {}
+        }
         if let Some(name) = name.strip_prefix("response.") {
             return self.response_property(name);
         }
+        if let Some(name) = name.strip_prefix("upstream.") {
+            return self.upstream_property(name);
+        }
         let int = |n: i64| Some(Cow::Owned(n.to_le_bytes().to_vec()));
         match name {
-            "route_name" => return Some(Cow::Borrowed(self.route.as_bytes())),
-            "cluster_name" => return Some(Cow::Borrowed(self.placed.as_ref()?.0.as_bytes())),
-            "upstream.address" => return Some(Cow::Borrowed(self.placed.as_ref()?.1.as_bytes())),
-            "upstream.port" => return int(self.placed.as_ref()?.1.rsplit(':').next()?.parse().ok()?),
+            "route_name" | "xds.route_name" => return Some(Cow::Borrowed(self.route.as_bytes())),
+            "cluster_name" | "xds.cluster_name" => return Some(Cow::Borrowed(self.placed.as_ref()?.pool.as_bytes())),
             "destination.address" => return Some(Cow::Owned(self.local?.to_string().into_bytes())),
             "destination.port" => return int(self.local?.port().into()),
             "request.headers" => return Some(serialized(&self.request)),

@@ -14,6 +14,7 @@ fn env() -> FilterEnv {
         headers: Arc::new(headers),
         request_id: Arc::from("r"),
         peer: "127.0.0.1:99".parse().ok(),
+        connection: 0,
         protocol: "HTTP/1.1",
         arrived: UNIX_EPOCH,
     };
@@ -33,7 +34,7 @@ fn numbers_are_eight_bytes_booleans_one_and_maps_pairs() {
     let mut env = env();
     env.request_size = 3;
     env.local = "127.0.0.1:80".parse().ok();
-    env.placed = Some((Arc::from("pool"), "10.0.0.1:30000".into()));
+    env.placed = Some(PlacedAt { pool: Arc::from("pool"), address: "10.0.0.1:30000".into(), connection: None });
     assert_eq!(read(&mut env, "request.size"), number(3));
     assert_eq!(read(&mut env, "request.time"), number(0));
     assert_eq!(read(&mut env, "source.port"), number(99));

@@ -9,6 +9,7 @@ mod request;
 mod response;
 
 pub use env::FilterEnv;
+use env::{PlacedAt, UpstreamConnection};
 pub use response::ChunkFilter;
 
 use crate::errors::{Kind, Refusal};
@@ -16,6 +17,7 @@ use crate::gateway::Gateway;
 use crate::generation::Generation;
 use crate::policy::RequestHead;
 use http::header;
+use pingora_core::protocols::http::client::HttpSession;
 use std::borrow::Cow;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -107,7 +109,15 @@ impl FilterRun {
 
     /// The request goes to a worker of a pool.
     pub fn placed(&mut self, pool: &Arc<str>, address: String) {
-        self.env.placed = Some((Arc::clone(pool), address));
+        self.env.placed = Some(PlacedAt { pool: Arc::clone(pool), address, connection: None });
+        self.env.attempts += 1;
+    }
+
+    /// The worker's answer comes by this connection.
+    pub fn connected(&mut self, session: &HttpSession) {
+        if let Some(placed) = &mut self.env.placed {
+            placed.connection = Some(UpstreamConnection::of(session));
+        }
     }
 
     /// The request's head as the filters left it.
@@ -140,6 +150,11 @@ impl FilterRun {
     fn wants(&self, at: usize, callback: Callback) -> bool {
         self.streams.get(at).is_some_and(Option::is_some)
             && self.generation.chain.get(at).is_some_and(|c| c.plugin.exports(callback))
+    }
+
+    /// Whether a filter has a callback for the trailers of an answer.
+    pub fn want_trailers(&self) -> bool {
+        (0..self.entered).any(|at| self.wants(at, Callback::ResponseTrailers))
     }
 
     /// Most bytes of a body that are held for a filter.

@@ -4,6 +4,7 @@ use super::{Asked, FilterRun, FilterVerdict, Side, Step};
 use crate::errors::{Kind, Refusal};
 use crate::forward::relay::{ResponseFilter, Stop};
 use crate::headers::{connection_listed, is_hop_by_hop};
+use crate::trailers;
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -197,7 +198,11 @@ impl ChunkFilter<'_> {
         }
     }
 
-    async fn pass_trailers(&mut self, trailers: HeaderMap) -> Result<Bytes, Stop> {
+    async fn pass_trailers(&mut self, trailers: HeaderMap) -> Result<(Bytes, HeaderMap), Stop> {
+        // A filter has ended the answer behind its head, or they were told that it ends there.
+        if self.run.response_ended || self.run.ends_with_head {
+            return Ok((Bytes::new(), HeaderMap::new()));
+        }
         self.run.env.response_trailers = Some(FieldMap::new(trailers));
         let mut out = BytesMut::new();
         for at in (0..self.reach).rev() {
@@ -219,7 +224,8 @@ impl ChunkFilter<'_> {
                 out.extend_from_slice(&self.pass_from(held, at, false).await?);
             }
         }
-        Ok(out.freeze())
+        let left = self.run.env.response_trailers.as_ref().map(|map| map.fields.clone()).unwrap_or_default();
+        Ok((out.freeze(), trailers::passing(left)))
     }
 }
 
@@ -242,7 +248,7 @@ impl ResponseFilter for ChunkFilter<'_> {
         ChunkFilter::released(self).boxed()
     }
 
-    fn trailers(&mut self, trailers: HeaderMap) -> BoxFuture<'_, Result<Bytes, Stop>> {
+    fn trailers(&mut self, trailers: HeaderMap) -> BoxFuture<'_, Result<(Bytes, HeaderMap), Stop>> {
         self.pass_trailers(trailers).boxed()
     }
 }

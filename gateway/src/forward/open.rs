@@ -40,6 +40,8 @@ pub struct Outgoing<'a> {
     pub first_byte: Duration,
     /// The longest time one write may block.
     pub write: Duration,
+    /// Somebody wants to see the trailers of the answer.
+    pub trailers: bool,
 }
 
 /// An answer that has begun.
@@ -95,6 +97,9 @@ pub async fn open(
             connected = upstream.connect(target) => connected.map_err(|e| connect_fault(&e, sent))?,
             () = client_gone(client) => return Err(AttemptFault::ClientGone),
         };
+        if outgoing.trailers {
+            link.watch_trailers();
+        }
         let started = Instant::now();
         let begun = tokio::select! {
             biased;

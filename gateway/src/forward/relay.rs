@@ -4,7 +4,9 @@
 use super::client_gone;
 use super::open::{Opened, streams};
 use super::request::Framing;
-use crate::upstream::describe;
+use crate::client_stream::ClientStream;
+use crate::trailers;
+use crate::upstream::{describe, read_trailers};
 use crate::workers::Worker;
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt;
@@ -89,11 +91,11 @@ pub trait ResponseFilter: Send {
     /// As [`ResponseFilter::chunk`].
     fn released(&mut self) -> BoxFuture<'_, Result<Bytes, Stop>>;
 
-    /// Sees the trailers. What comes out was held back until then.
+    /// Sees and may change the trailers. What comes out of the body was held back until then.
     ///
     /// # Errors
     /// As [`ResponseFilter::chunk`].
-    fn trailers(&mut self, trailers: HeaderMap) -> BoxFuture<'_, Result<Bytes, Stop>>;
+    fn trailers(&mut self, trailers: HeaderMap) -> BoxFuture<'_, Result<(Bytes, HeaderMap), Stop>>;
 }
 
 /// Time limits of the relay.
@@ -196,9 +198,23 @@ struct Writer {
 }
 
 impl Writer {
-    async fn write(&mut self, client: &mut ServerSession, chunk: Bytes, end: bool) -> Result<(), Ending> {
+    /// Writes a chunk; `trailers` stand behind the last.
+    async fn write(
+        &mut self,
+        client: &mut ServerSession,
+        chunk: Bytes,
+        end: bool,
+        trailers: HeaderMap,
+    ) -> Result<(), Ending> {
+        let passes = !trailers.is_empty() && takes_trailers(client);
+        let trailers = if passes { trailers } else { HeaderMap::new() };
         if let Some(mut head) = self.head.take() {
-            if self.measures && end {
+            let bodiless = matches!(head.status.as_u16(), 204 | 304);
+            if !trailers.is_empty() && !bodiless && Framing::of(client.req_header().version) == Framing::Http11 {
+                // Only chunks have room for them.
+                head.remove_header(&header::CONTENT_LENGTH);
+                head.insert_header(header::TRANSFER_ENCODING, "chunked").map_err(|e| Ending::Cut(describe(&e)))?;
+            } else if self.measures && end {
                 head.remove_header(&header::TRANSFER_ENCODING);
                 head.insert_header(header::CONTENT_LENGTH, chunk.len().to_string())
                     .map_err(|e| Ending::Cut(describe(&e)))?;
@@ -213,9 +229,41 @@ impl Writer {
             client.write_response_header(Box::new(head)).await.map_err(|_| Ending::ClientGone)?;
         }
         self.writing = true;
-        client.write_response_body(chunk, end).await.map_err(|_| Ending::ClientGone)?;
+        let gone = |_| Ending::ClientGone;
+        if trailers.is_empty() {
+            client.write_response_body(chunk, end).await.map_err(gone)?;
+        } else {
+            if !chunk.is_empty() {
+                client.write_response_body(chunk, false).await.map_err(gone)?;
+            }
+            end_with(client, trailers).await.map_err(gone)?;
+        }
         self.writing = false;
         Ok(())
+    }
+}
+
+/// Ends an answer with trailers.
+async fn end_with(client: &mut ServerSession, trailers: HeaderMap) -> pingora_core::Result<()> {
+    if let ServerSession::H1(session) = client {
+        let head = session.response_written();
+        let chunked = head.is_some_and(|head| head.headers.contains_key(header::TRANSFER_ENCODING));
+        // An answer with a length, of which the client has the head already, ends without them.
+        if chunked && let Some(stream) = ClientStream::of(session) {
+            stream.end_with(&trailers);
+        }
+        return client.finish_body().await;
+    }
+    client.write_response_trailers(trailers).await
+}
+
+/// Whether the client takes trailers: over HTTP/2 always, over HTTP/1.1 if it says so.
+pub fn takes_trailers(client: &ServerSession) -> bool {
+    let head = client.req_header();
+    match Framing::of(head.version) {
+        Framing::Http2 => true,
+        Framing::Http11 => trailers::are_taken(&head.headers),
+        Framing::Http10 => false,
     }
 }
 
@@ -245,13 +293,21 @@ async fn relay_inner(
                         if let (Some(head), Some(observer)) = (&mut writer.head, &opened.observer) {
                             late(observer, head);
                         }
-                        if let Err(ending) = writer.write(client, chunk, false).await {
+                        if let Err(ending) = writer.write(client, chunk, false, HeaderMap::new()).await {
                             return ending;
                         }
                     }
                     continue;
                 }
                 Err(ending @ (Ending::ClientGone | Ending::Filter(_))) => return ending,
+                Err(ending) => broken = Some(ending),
+            }
+        }
+        let mut trailers = HeaderMap::new();
+        if opened.ended && broken.is_none() {
+            match trailers_of(client, opened).await {
+                Ok(read) => trailers = read,
+                Err(Ending::ClientGone) => return Ending::ClientGone,
                 Err(ending) => broken = Some(ending),
             }
         }
@@ -270,12 +326,9 @@ async fn relay_inner(
         if releases && !(broken.is_some() && out.is_empty()) {
             let end = opened.ended && broken.is_none();
             let joined = join(&mut out);
-            let chunk = match filter {
-                Some(filter) => match filtered(client, opened, filter, joined, end).await {
-                    Ok(chunk) => chunk,
-                    Err(ending) => return ending,
-                },
-                None => joined,
+            let (chunk, trailers) = match filtered(client, filter, joined, end, trailers).await {
+                Ok(passed) => passed,
+                Err(ending) => return ending,
             };
             // As long as a filter holds what there is, the head waits with it: the filter may still answer in its place.
             if chunk.is_empty() && !end {
@@ -287,7 +340,7 @@ async fn relay_inner(
             if let (Some(head), Some(observer)) = (&mut writer.head, &opened.observer) {
                 late(observer, head);
             }
-            if let Err(ending) = writer.write(client, chunk, end).await {
+            if let Err(ending) = writer.write(client, chunk, end, trailers).await {
                 return ending;
             }
             writer.between_events = opened.observer.as_ref().is_some_and(Observer::between_events);
@@ -301,27 +354,35 @@ async fn relay_inner(
     }
 }
 
-/// A chunk as the filters leave it. Behind the last one they see the trailers, if there are any.
+/// What stands behind the body.
+async fn trailers_of(client: &mut ServerSession, opened: &mut Opened) -> Result<HeaderMap, Ending> {
+    tokio::select! {
+        biased;
+        read = read_trailers(&mut opened.session) => read.map_err(|error| Ending::Cut(describe(&error))),
+        () = client_gone(client) => Err(Ending::ClientGone),
+    }
+}
+
+/// A chunk, and trailers, as the filters leave them.
 async fn filtered(
     client: &mut ServerSession,
-    opened: &mut Opened,
-    filter: &mut Box<dyn ResponseFilter + '_>,
+    filter: &mut Option<Box<dyn ResponseFilter + '_>>,
     chunk: Bytes,
     end: bool,
-) -> Result<Bytes, Ending> {
-    let trailers = match &mut opened.session {
-        HttpSession::H2(session) if end => session.read_trailers().await.ok().flatten(),
-        _ => None,
-    };
+    trailers: HeaderMap,
+) -> Result<(Bytes, HeaderMap), Ending> {
+    let Some(filter) = filter else { return Ok((chunk, trailers)) };
     let run = async {
-        let Some(trailers) = trailers else { return filter.chunk(chunk, end).await };
+        if trailers.is_empty() {
+            return Ok((filter.chunk(chunk, end).await?, trailers));
+        }
         let chunk = filter.chunk(chunk, false).await?;
-        let held = filter.trailers(trailers).await?;
-        Ok(if held.is_empty() { chunk } else { Bytes::from([chunk, held].concat()) })
+        let (held, trailers) = filter.trailers(trailers).await?;
+        Ok((if held.is_empty() { chunk } else { Bytes::from([chunk, held].concat()) }, trailers))
     };
     tokio::select! {
         biased;
-        chunk = run => chunk.map_err(Ending::Filter),
+        passed = run => passed.map_err(Ending::Filter),
         () = client_gone(client) => Err(Ending::ClientGone),
     }
 }

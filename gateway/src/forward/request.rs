@@ -29,6 +29,8 @@ pub struct Onward<'a> {
     pub origin: Origin<'a>,
     /// The gateway has picked the data-parallel rank, which a header would overrule.
     pub pins_rank: bool,
+    /// Trailers of the answer are wanted.
+    pub trailers: bool,
 }
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -48,7 +50,7 @@ pub fn for_worker(
     request_id: &str,
     onward: Onward<'_>,
 ) -> pingora_core::Result<Head> {
-    let mut head = HeadBuilder::new(target, "POST", path, client.len() + 7)?;
+    let mut head = HeadBuilder::new(target, "POST", path, client.len() + 8)?;
     head.field(&header::HOST, &target.authority)?;
     let listed = connection_listed(client);
     let own_credentials = target.authorization.is_some() || !onward.steering.passes_credentials();
@@ -71,6 +73,10 @@ pub fn for_worker(
     // Ids are checked or made of digits: always a header value.
     if let Ok(id) = HeaderValue::from_str(request_id) {
         head.field(&REQUEST_ID, &id)?;
+    }
+    // Over HTTP/1.1 this would need a `Connection` header, which means more to some servers than it says.
+    if onward.trailers && target.is_http2() {
+        head.field(&header::TE, &HeaderValue::from_static("trailers"))?;
     }
     tell(client, onward.origin, onward.forwarded, &mut |name, value| head.field(name, value))?;
     Ok(head.finish())

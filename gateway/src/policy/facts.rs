@@ -53,7 +53,9 @@ pub struct RequestHead {
     pub request_id: Arc<str>,
     /// Where the client connects from.
     pub peer: Option<SocketAddr>,
-    /// `HTTP/1.1` or `HTTP/2`.
+    /// Number of the client's connection among all of this process; 0 for none.
+    pub connection: u64,
+    /// `HTTP/1.0`, `HTTP/1.1` or `HTTP/2`.
     pub protocol: &'static str,
     /// When it arrived.
     pub arrived: SystemTime,
@@ -190,9 +192,15 @@ impl RequestHead {
                 int(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
             }
             // To Envoy, a listener for clients is an inbound one.
-            "listener_direction" => int(1),
+            "listener_direction" | "xds.listener_direction" => int(1),
+            // Listeners have no TLS, so these are all that there is of it.
             "connection.mtls" => Some(Cow::Borrowed(&[0])),
-            "node.id" => Some(Cow::Borrowed(NODE.as_bytes())),
+            "connection.requested_server_name" => Some(Cow::Borrowed(b"")),
+            "connection.id" | "connection_id" => int(i64::try_from(self.connection).unwrap_or(i64::MAX)),
+            // Filters leave none behind: what they write are properties. An empty message, and an empty map.
+            "metadata" => Some(Cow::Borrowed(b"")),
+            "metadata.filter_metadata" => Some(Cow::Borrowed(&[0; 4])),
+            "node.id" | "xds.node.id" => Some(Cow::Borrowed(NODE.as_bytes())),
             "source.address" => Some(Cow::Owned(self.peer?.to_string().into_bytes())),
             "source.port" => int(i64::from(self.peer?.port())),
             _ => None,

@@ -83,6 +83,7 @@ mod tests {
             headers: Arc::new(fields.clone()),
             request_id: Arc::from("r"),
             peer: None,
+            connection: 0,
             protocol: "HTTP/1.1",
             arrived: std::time::SystemTime::UNIX_EPOCH,
         };

@@ -4,18 +4,24 @@
 //! head and body are two packets at least, and a packet costs more than all else that is done for it.
 
 use super::Target;
+use super::watched::Watched;
+use crate::trailers;
 use bytes::{BufMut as _, Bytes, BytesMut};
-use http::{HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use pingora_core::protocols::Stream;
 use pingora_core::protocols::http::client::HttpSession;
-use pingora_core::protocols::http::v1::client::HttpSession as Http1Session;
-use pingora_core::{Error, ErrorType, OrErr as _};
+use pingora_core::protocols::http::v1::client::{HttpSession as Http1Session, http_req_header_to_wire};
+use pingora_core::{Error, ErrorType, OkOrErr as _, OrErr as _};
 use pingora_http::RequestHeader;
 use std::io::IoSlice;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::timeout;
 use turnstile_fleet::body::Pieces;
+
+const BAD_PATH: &str = "a path that cannot stand in a request line";
+const OTHER_KIND: &str = "a request for another kind of connection";
+const USED: &str = "a connection that was used";
 
 /// Room for the head of an agent's request.
 const HEAD_ROOM: usize = 1024;
@@ -45,6 +51,23 @@ pub struct Link {
     session: Option<HttpSession>,
 }
 
+// === impl Head ===
+
+impl Head {
+    /// As it goes over an HTTP/1.1 connection. `chunked`: the body will come in chunks.
+    fn wire(&self, chunked: bool) -> pingora_core::Result<Bytes> {
+        const CHUNKED: &[u8] = b"transfer-encoding: chunked\r\n\r\n";
+        let wire = match self {
+            Self::Wire(wire) => wire.clone(),
+            Self::Fields(head) => {
+                http_req_header_to_wire(head).or_err(ErrorType::InvalidHTTPHeader, BAD_PATH)?.freeze()
+            }
+        };
+        let fields = wire.len().saturating_sub(2);
+        Ok(if chunked { [wire.get(..fields).unwrap_or_default(), CHUNKED].concat().into() } else { wire })
+    }
+}
+
 // === impl HeadBuilder ===
 
 impl HeadBuilder {
@@ -58,7 +81,7 @@ impl HeadBuilder {
             return Ok(Self::Fields(Box::new(RequestHeader::build_no_case(method, path.as_bytes(), Some(fields))?)));
         }
         if path.is_empty() || path.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
-            return Error::e_explain(ErrorType::InvalidHTTPHeader, "a path that cannot stand in a request line");
+            return Error::e_explain(ErrorType::InvalidHTTPHeader, BAD_PATH);
         }
         let mut wire = BytesMut::with_capacity(HEAD_ROOM);
         for part in [method, " ", path, " HTTP/1.1\r\n"] {
@@ -108,6 +131,22 @@ impl Link {
         Self { open: None, session: Some(session) }
     }
 
+    /// Has the answer of the next request watched for trailers. Over HTTP/1.1 they are read over otherwise.
+    pub fn watch_trailers(&mut self) {
+        self.write_here();
+        if let Some(stream) = self.open.take().and_then(Watched::unwatched) {
+            self.open = Some(Box::new(Watched::new(stream)));
+        }
+    }
+
+    /// Takes an HTTP/1.1 connection out of pingora's hands for the request.
+    fn write_here(&mut self) {
+        match self.session.take() {
+            Some(HttpSession::H1(session)) => self.open = Some(session.into_inner()),
+            other => self.session = other,
+        }
+    }
+
     /// Sends a request. Returns the session that its answer comes from. `patience`: how long one write may block.
     ///
     /// # Errors
@@ -120,11 +159,10 @@ impl Link {
         patience: Duration,
     ) -> pingora_core::Result<&mut HttpSession> {
         match (head, &mut self.session) {
-            (Head::Wire(head), None) => {
-                if let Some(mut stream) = self.open.take() {
-                    write(&mut stream, head, body, patience).await?;
-                    self.session = Some(HttpSession::H1(Http1Session::new_with_options(stream, &target.peer)));
-                }
+            (head, None) => {
+                let head = head.wire(false)?;
+                let parts: Vec<&[u8]> = std::iter::once(&head).chain(body.iter()).map(|part| &part[..]).collect();
+                self.write(target, &parts, patience).await?;
             }
             (Head::Fields(head), Some(session)) => {
                 session.set_write_timeout(Some(patience));
@@ -136,9 +174,59 @@ impl Link {
                 }
                 session.finish_request_body().await?;
             }
-            _ => return Error::e_explain(ErrorType::InternalError, "a request for another kind of connection"),
+            (Head::Wire(_), Some(_)) => return Error::e_explain(ErrorType::InternalError, OTHER_KIND),
         }
-        self.session.as_mut().ok_or_else(|| Error::explain(ErrorType::InternalError, "a connection that was used"))
+        self.sent()
+    }
+
+    /// Sends a request whose body ends with trailers, over HTTP/1.1 in one chunk. Its head has no framing. Otherwise as
+    /// [`Link::send`].
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub async fn send_with_trailers(
+        &mut self,
+        target: &Target,
+        head: &Head,
+        body: &Bytes,
+        trailers: &HeaderMap,
+        patience: Duration,
+    ) -> pingora_core::Result<&mut HttpSession> {
+        self.write_here();
+        match (head, &mut self.session) {
+            (head, None) => {
+                let (head, lines) = (head.wire(true)?, trailers::lines(trailers));
+                let size = format!("{:x}\r\n", body.len());
+                let chunk: [&[u8]; 3] = [size.as_bytes(), body, b"\r\n"];
+                let chunk: &[&[u8]] = if body.is_empty() { &[] } else { &chunk };
+                let parts = [&[&head[..]], chunk, &[b"0\r\n", &lines, b"\r\n"]].concat();
+                self.write(target, &parts, patience).await?;
+            }
+            (Head::Fields(head), Some(HttpSession::H2(session))) => {
+                session.write_timeout = Some(patience);
+                session.write_request_header(head.clone(), false)?;
+                if !body.is_empty() {
+                    session.write_request_body(body.clone(), false).await?;
+                }
+                let mut end = session.take_request_body_writer().or_err(ErrorType::InternalError, USED)?;
+                end.send_trailers(trailers.clone()).or_err(ErrorType::WriteError, "sending trailers")?;
+            }
+            (_, Some(_)) => return Error::e_explain(ErrorType::InternalError, OTHER_KIND),
+        }
+        self.sent()
+    }
+
+    /// Writes a request over HTTP/1.1.
+    async fn write(&mut self, target: &Target, parts: &[&[u8]], patience: Duration) -> pingora_core::Result<()> {
+        if let Some(mut stream) = self.open.take() {
+            write(&mut stream, parts, patience).await?;
+            self.session = Some(HttpSession::H1(Http1Session::new_with_options(stream, &target.peer)));
+        }
+        Ok(())
+    }
+
+    fn sent(&mut self) -> pingora_core::Result<&mut HttpSession> {
+        self.session.as_mut().ok_or_else(|| Error::explain(ErrorType::InternalError, USED))
     }
 
     /// The session of the request that was sent.
@@ -154,11 +242,11 @@ impl Link {
     }
 }
 
-/// Writes head and body, as much at a time as the system takes.
-async fn write(stream: &mut Stream, head: &Bytes, body: &Pieces, patience: Duration) -> pingora_core::Result<()> {
+/// Writes these parts, as much at a time as the system takes.
+async fn write(stream: &mut Stream, parts: &[&[u8]], patience: Duration) -> pingora_core::Result<()> {
     const WHAT: &str = "sending the request";
     let late = |_| Error::explain(ErrorType::WriteTimedout, format!("{WHAT}, nothing taken for {patience:?}"));
-    let mut parts: Vec<IoSlice<'_>> = std::iter::once(head).chain(body.iter()).map(|part| IoSlice::new(part)).collect();
+    let mut parts: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
     let mut rest = parts.as_mut_slice();
     while !rest.is_empty() {
         let written = timeout(patience, stream.write_vectored(rest)).await.map_err(late)?;

@@ -131,6 +131,7 @@ impl Rig {
             headers: Arc::new(headers),
             request_id: Arc::from("bench"),
             peer: None,
+            connection: 0,
             protocol: "HTTP/1.1",
             arrived: SystemTime::now(),
         };

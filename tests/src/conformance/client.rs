@@ -1,7 +1,7 @@
 //! Clients of the gateway.
 
 use super::case::{Ask, Protocol, value_bytes};
-use super::observed::Reply;
+use super::observed::{Fields, Reply};
 use super::server::{fields, header_map};
 use crate::harness::{Connection, DEADLINE};
 use bytes::Bytes;
@@ -44,6 +44,7 @@ impl Begun {
         let (rest, complete) = self.connection.rest().await;
         self.reply.body.extend_from_slice(&rest);
         self.reply.complete = complete;
+        self.reply.trailers = trailers(&self.connection);
         Some(self.reply)
     }
 }
@@ -66,7 +67,11 @@ async fn http1(addr: SocketAddr, ask: &Ask) -> Option<Reply> {
         }
     };
     let (body, complete) = connection.rest().await;
-    Some(reply(head.status, head.headers, body, complete))
+    Some(Reply { trailers: trailers(&connection), ..reply(head.status, head.headers, body, complete) })
+}
+
+fn trailers(connection: &Connection) -> Fields {
+    connection.trailers().iter().map(|(name, value)| (name.clone(), value.clone().into_bytes())).collect()
 }
 
 fn reply(status: u16, headers: Vec<(String, String)>, body: Bytes, complete: bool) -> Reply {

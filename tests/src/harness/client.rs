@@ -35,6 +35,8 @@ pub struct Answer {
     pub headers: Vec<(String, String)>,
     /// The body, framing removed.
     pub body: Bytes,
+    /// Trailers in their order, names in lower case.
+    pub trailers: Vec<(String, String)>,
     /// The body came to its proper end.
     pub complete: bool,
 }
@@ -44,6 +46,7 @@ pub struct Connection {
     stream: TcpStream,
     buffer: BytesMut,
     body: Body,
+    trailers: Vec<(String, String)>,
 }
 
 /// What is left of the answer being read.
@@ -144,7 +147,7 @@ impl Connection {
     pub async fn open(addr: SocketAddr) -> Self {
         let stream = TcpStream::connect(addr).await.expect("the listener accepts");
         stream.set_nodelay(true).unwrap();
-        Self { stream, buffer: BytesMut::new(), body: Body::Done }
+        Self { stream, buffer: BytesMut::new(), body: Body::Done, trailers: Vec::new() }
     }
 
     /// Writes a request. A peer that has closed already is no error: it may have answered before.
@@ -186,10 +189,8 @@ impl Connection {
         self.buffer.advance(4);
         let mut lines = text.split("\r\n");
         let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
-        let headers: Vec<(String, String)> = lines
-            .map(|line| line.split_once(':').unwrap())
-            .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
-            .collect();
+        let headers: Vec<(String, String)> = lines.map(field).collect();
+        self.trailers.clear();
         let head = Head { status, headers };
         self.body = match (head.header("transfer-encoding"), head.header("content-length")) {
             (Some("chunked"), None) => Body::Chunked,
@@ -224,16 +225,25 @@ impl Connection {
         }
     }
 
-    async fn chunk(&mut self) -> Option<Bytes> {
-        let line = loop {
+    /// Where the next line ends; nothing if it does not.
+    async fn line(&mut self) -> Option<usize> {
+        loop {
             match self.buffer.windows(2).position(|w| w == b"\r\n") {
-                Some(at) => break at,
+                Some(at) => return Some(at),
                 None if self.fill().await => {}
-                None => return self.end(Body::Broken),
+                None => return None,
             }
-        };
+        }
+    }
+
+    async fn chunk(&mut self) -> Option<Bytes> {
+        let Some(line) = self.line().await else { return self.end(Body::Broken) };
         let size = String::from_utf8(self.buffer.get(..line).unwrap().to_vec()).unwrap();
         let size = usize::from_str_radix(&size, 16).unwrap();
+        if size == 0 {
+            self.buffer.advance(line + 2);
+            return self.last_chunk().await;
+        }
         let whole = line + 2 + size + 2;
         while self.buffer.len() < whole {
             if !self.fill().await {
@@ -243,7 +253,25 @@ impl Connection {
         self.buffer.advance(line + 2);
         let chunk = self.buffer.split_to(size).freeze();
         self.buffer.advance(2);
-        if size == 0 { self.end(Body::Done) } else { Some(chunk) }
+        Some(chunk)
+    }
+
+    /// Trailers, to the empty line behind them.
+    async fn last_chunk(&mut self) -> Option<Bytes> {
+        loop {
+            let Some(line) = self.line().await else { return self.end(Body::Broken) };
+            let text = String::from_utf8(self.buffer.split_to(line).to_vec()).unwrap();
+            self.buffer.advance(2);
+            if text.is_empty() {
+                return self.end(Body::Done);
+            }
+            self.trailers.push(field(&text));
+        }
+    }
+
+    /// The trailers of the body that was read to its end.
+    pub fn trailers(&self) -> &[(String, String)] {
+        &self.trailers
     }
 
     fn end(&mut self, body: Body) -> Option<Bytes> {
@@ -269,7 +297,7 @@ impl Connection {
             }
         };
         let (body, complete) = self.rest().await;
-        Answer { status: head.status, headers: head.headers, body, complete }
+        Answer { status: head.status, headers: head.headers, body, trailers: self.trailers.clone(), complete }
     }
 
     /// Closes the writing side, and goes on reading.
@@ -332,6 +360,12 @@ impl Answer {
     pub fn error(&self) -> Value {
         self.json()["error"].clone()
     }
+}
+
+/// A line of a head.
+fn field(line: &str) -> (String, String) {
+    let (name, value) = line.split_once(':').unwrap();
+    (name.to_ascii_lowercase(), value.trim().to_owned())
 }
 
 fn find<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'a str> {

@@ -141,6 +141,7 @@ fn both(rig: &Rig, generation: &Arc<Generation>, dice: &mut Dice) -> (Decision, 
         headers: Arc::new(HeaderMap::new()),
         request_id: Arc::from("r"),
         peer: None,
+        connection: 0,
         protocol: "HTTP/1.1",
         arrived: SystemTime::now(),
     };

@@ -132,7 +132,8 @@ impl Cell {
         workers.iter().for_each(|worker| worker.begun(&format!("{}-2", self.id)));
         let (rest, complete) = connection.rest().await;
         let body = [begin, rest].concat().into();
-        let answer = Answer { status: head.status, headers: head.headers, body, complete };
+        let trailers = Vec::new();
+        let answer = Answer { status: head.status, headers: head.headers, body, trailers, complete };
         let second = rig.record(&format!("{}-2", self.id)).await;
         let mut text = told(&answer, &second, self.stream);
         let attempts = second["attempts"].as_u64().unwrap();

@@ -52,6 +52,7 @@ mod streams;
 mod structure;
 mod swap;
 mod traffic;
+mod trailers;
 mod trial_loading;
 mod trials;
 mod upstream_tls;

@@ -82,6 +82,7 @@ impl World<'_> {
             headers: Arc::new(HeaderMap::new()),
             request_id: Arc::from(format!("replay-{number}")),
             peer: None,
+            connection: 0,
             protocol: "HTTP/1.1",
             arrived: SystemTime::UNIX_EPOCH + arrived,
         }
