@@ -58,24 +58,32 @@ place priority_queue priority-queue.wasm
 place session_binding session-binding.wasm
 place kv_affinity kv-affinity.wasm
 place tenant_labels tenant-labels.wasm
+place short_first short-first.wasm
 place hello test/hello.wasm
+place listener test/listener-rust.wasm
 place noop test/noop.wasm
 place shapes test/shapes.wasm
 
 place warm_balance examples/warm-balance-rust.wasm
 
 # The same policy in other languages, each in a project like those of `turnstile plugin new`.
-# lay LANGUAGE SDK_FILES... : lays the project out and builds it
+# lay LANGUAGE SDK_FILES... : lays the project out and builds it, then the test guest that has its own sources in it
 lay() {
     language=$1
     shift
     project=$here/target/projects/$language
     mkdir -p "$project/turnstile"
-    cp -r "$here/examples/warm-balance/$language/." "$project"
     cp "$@" "$project/turnstile"
+    lay_one "$here/examples/warm-balance/$language" "examples/warm-balance-$language.wasm"
+    lay_one "$here/test-guests/listener/$language" "test/listener-$language.wasm"
+}
+
+# lay_one SOURCES DESTINATION : builds the project with these sources on top
+lay_one() {
+    cp -r "$1/." "$project"
     rm -f "$project/build/warm-balance.wasm"
     make -s -C "$project" all
-    cp "$project/build/warm-balance.wasm" "$dist/examples/warm-balance-$language.wasm"
+    cp "$project/build/warm-balance.wasm" "$dist/$2"
 }
 
 find_clang
@@ -86,7 +94,7 @@ find_npm
 lay as "$here"/sdk-as/*.ts
 
 cd "$dist"
-sha256sum priority-queue.wasm session-binding.wasm kv-affinity.wasm tenant-labels.wasm examples/*.wasm test/*.wasm >SHA256SUMS
+sha256sum priority-queue.wasm session-binding.wasm kv-affinity.wasm tenant-labels.wasm short-first.wasm examples/*.wasm test/*.wasm >SHA256SUMS
 while read -r sum file; do
     printf '%9d bytes  %s  %s\n' "$(wc -c <"$file")" "$sum" "$file"
 done <SHA256SUMS

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{Config, Errors};
+use crate::{Config, Errors, PluginEvent};
 
 const MINIMAL: &str = "[[pools]]\nworkers = [\"http://10.0.0.1:30000\"]\n";
 
@@ -466,6 +466,20 @@ fn plugins_call_upstreams_and_pools_that_exist() {
             "6:19: plugins[0].secret_headers[0]: expected \"authorization\" or \"proxy-authorization\" or \"x-api-key\" or \
              \"cookie\" or \"set-cookie\", did you mean `cookie`?",
         ]
+    );
+}
+
+#[test]
+fn plugins_ask_for_events_that_there_are() {
+    let plugin = "[[plugins]]\nname = \"p\"\nwasm = \"builtin:kv-affinity\"\nphase = \"route\"\n";
+    let names = PluginEvent::ALL.map(|event| format!("{:?}", event.as_str())).join(", ");
+    let config = parse(&format!("{plugin}events = [{names}]\n{MINIMAL}")).unwrap();
+    assert_eq!(config.plugins[0].events, PluginEvent::ALL);
+    assert!(parse(&format!("{plugin}{MINIMAL}")).unwrap().plugins[0].events.is_empty());
+    assert_eq!(
+        problems_of(&format!("{plugin}events = [\"usage\", \"tool_calls\"]\n")),
+        ["5:20: plugins[0].events[1]: expected \"first_token\" or \"tool_call\" or \"finish\" or \"usage\" or \"end\", did you \
+          mean `tool_call`?"]
     );
 }
 

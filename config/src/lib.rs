@@ -53,7 +53,7 @@ pub use header_name::HeaderName;
 pub use listener::{Admin, Listener};
 pub use logging::{AccessLog, Level, LogFormat, Logging, State};
 pub use named_upstream::NamedUpstream;
-pub use plugin::{BuiltIn, Isolation, ModuleUrl, OnError, Phase, Plugin, PluginSource, SecretHeader};
+pub use plugin::{BuiltIn, Isolation, ModuleUrl, OnError, Phase, Plugin, PluginEvent, PluginSource, SecretHeader};
 pub use pool::{Pool, Worker, WorkerUrl};
 pub use problem::{Errors, Problem};
 pub use reference::reference;

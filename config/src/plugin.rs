@@ -78,6 +78,9 @@ pub struct Plugin {
     #[serde(default = "default_call_body_bytes")]
     #[schemars(extend("maximum" = 1_073_741_824_u64))]
     pub call_body_bytes: ByteSize,
+    /// What the plugin is told of an answer while it comes, by `proxy_on_foreign_function`; its bytes are not shown for it.
+    #[serde(default)]
+    pub events: Vec<PluginEvent>,
     /// Headers that the plugin sees and may write although they let whoever reads them act for the client. Others of them are
     /// absent to it.
     #[serde(default)]
@@ -139,6 +142,22 @@ pub enum SecretHeader {
     Cookie,
     /// `set-cookie`
     SetCookie,
+}
+
+/// What a plugin may be told of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PluginEvent {
+    /// A stream has brought its first token.
+    FirstToken,
+    /// A tool is called: its name.
+    ToolCall,
+    /// Generation has ended: why.
+    Finish,
+    /// Once, when the answer has ended: its tokens, as far as the worker told them.
+    Usage,
+    /// Once, at the end of the request, however it ended: how.
+    End,
 }
 
 /// When a plugin runs.
@@ -276,6 +295,7 @@ impl Plugin {
             calls_per_request: default_calls_per_request(),
             calls: default_calls(),
             call_body_bytes: default_call_body_bytes(),
+            events: Vec::new(),
             secret_headers: Vec::new(),
             hostcalls: None,
             crash_limit: default_crash_limit(),
@@ -322,6 +342,24 @@ impl SecretHeader {
             Self::XApiKey => "x-api-key",
             Self::Cookie => "cookie",
             Self::SetCookie => "set-cookie",
+        }
+    }
+}
+
+// === impl PluginEvent ===
+
+impl PluginEvent {
+    /// All of them, in the order in which they come.
+    pub const ALL: [Self; 5] = [Self::FirstToken, Self::ToolCall, Self::Finish, Self::Usage, Self::End];
+
+    /// The name in TOML, and in the event itself.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::FirstToken => "first_token",
+            Self::ToolCall => "tool_call",
+            Self::Finish => "finish",
+            Self::Usage => "usage",
+            Self::End => "end",
         }
     }
 }

@@ -6,9 +6,13 @@
 //! client could use yet anyway. Everything held is bounded; what exceeds a bound passes unobserved.
 
 mod event;
+mod happening;
 mod json;
 pub(crate) mod shapes;
 mod sse;
+
+pub use happening::{Asked, Happening, MOST_OF_A_KIND};
+use happening::Heard;
 
 use bytes::Bytes;
 
@@ -28,6 +32,8 @@ pub struct ObserveOptions {
     pub clean_errors: bool,
     /// Gather the assistant message (chat only).
     pub collect_reply: bool,
+    /// What is kept for [`Observer::take_happenings`].
+    pub asked: Asked,
     /// Largest message gathered, in bytes of text. A longer one is given up.
     pub max_reply_bytes: usize,
     /// Largest event looked at, in bytes. A larger one passes unobserved.
@@ -86,6 +92,8 @@ pub struct Observation {
     pub content_events: u64,
     /// Something was too large to be looked at, or not in a shape we know.
     pub incomplete: bool,
+    /// Happenings that were asked for and left out, because there were too many of their kind.
+    pub left_out: u64,
 }
 
 /// Watches one answer.
@@ -110,6 +118,7 @@ struct Watch {
     /// An event came that says no more than that the worker took the request.
     opened: bool,
     reply: Option<ReplyBuilder>,
+    heard: Heard,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -132,6 +141,7 @@ enum Verdict {
 impl Observer {
     /// Watches an answer of `route`. `stream` tells whether the answer is an event stream, by its content type.
     pub fn new(route: Route, stream: bool, options: ObserveOptions) -> Self {
+        let heard = Heard::new(options.asked, stream);
         let reply = (options.collect_reply && route == Route::Chat).then(|| ReplyBuilder::new(options.max_reply_bytes));
         Self {
             framing: if stream { Framing::Sse(sse::Stream::default()) } else { Framing::Json(json::Body::default()) },
@@ -143,6 +153,7 @@ impl Observer {
                 failing: false,
                 opened: false,
                 reply,
+                heard,
             },
         }
     }
@@ -200,6 +211,11 @@ impl Observer {
         &self.watch.seen
     }
 
+    /// What has happened since the last question, in order, of what [`ObserveOptions::asked`] names.
+    pub fn take_happenings(&mut self) -> Vec<Happening> {
+        self.watch.heard.take()
+    }
+
     /// The assistant message, if it was gathered and is whole: one answer, finished for a reason that is not an abort,
     /// within the bound, with no event passed over. Call it after [`Observer::finish`].
     pub fn take_reply(&mut self) -> Option<Reply> {
@@ -238,16 +254,28 @@ impl Watch {
         self.is_first(First::Error);
     }
 
+    /// An event carries generated tokens.
+    fn generated(&mut self) {
+        self.seen.content_events += 1;
+        self.heard.token();
+    }
+
     fn tool_called(&mut self, name: &str) {
-        const MAX_TOOL_CALLS: usize = 64;
         const MAX_TOOL_NAME_BYTES: usize = 128;
-        if self.seen.tool_calls.len() < MAX_TOOL_CALLS && !name.is_empty() {
-            self.seen.tool_calls.push(cut(name, MAX_TOOL_NAME_BYTES).to_owned());
+        if name.is_empty() {
+            return;
+        }
+        let name = cut(name, MAX_TOOL_NAME_BYTES);
+        self.seen.left_out += u64::from(!self.heard.tool_call(name));
+        if self.seen.tool_calls.len() < MOST_OF_A_KIND {
+            self.seen.tool_calls.push(name.to_owned());
         }
     }
 
     fn finished(&mut self, reason: &str) {
-        self.seen.finish_reason = Some(cut(reason, 64).to_owned());
+        let reason = cut(reason, 64);
+        self.seen.left_out += u64::from(!self.heard.finish(reason));
+        self.seen.finish_reason = Some(reason.to_owned());
     }
 
     /// Draws the conclusions that need the whole answer.
@@ -276,6 +304,7 @@ impl Default for ObserveOptions {
             cached_details_asked: false,
             clean_errors: false,
             collect_reply: false,
+            asked: Asked::default(),
             max_reply_bytes: 1 << 20,
             max_event_bytes: 4 << 20,
             max_body_bytes: 16 << 20,

@@ -596,3 +596,97 @@ fn a_stream_that_is_cleaned_ends_between_events_wherever_it_is_cut() {
     assert!(observer.between_events());
     assert!(!Observer::new(Route::Messages, false, cleaning).between_events());
 }
+
+/// Everything that can be asked for.
+const ALL: Asked = Asked { first_token: true, tool_call: true, finish: true };
+
+/// What happens in an answer, in short, however it is cut into pieces.
+fn happenings(route: Route, stream: bool, asked: Asked, body: &[u8]) -> (Vec<String>, Observation) {
+    let mut told: Option<(Vec<String>, Observation)> = None;
+    for size in [1, 7, 64, body.len().max(1)] {
+        let mut observer = Observer::new(route, stream, ObserveOptions { asked, ..ObserveOptions::default() });
+        let mut out = Vec::new();
+        let mut seen = Vec::new();
+        for chunk in body.chunks(size) {
+            observer.push(Bytes::copy_from_slice(chunk), &mut out);
+            seen.append(&mut observer.take_happenings());
+        }
+        observer.finish(&mut out);
+        seen.append(&mut observer.take_happenings());
+        assert_eq!(out.concat(), body, "asking changes no byte");
+        let seen = seen.into_iter().map(|one| match one {
+            Happening::FirstToken => "first".to_owned(),
+            Happening::ToolCall { number, name } => format!("{number}:{name}"),
+            Happening::Finish { reason } => reason,
+        });
+        let now = (seen.collect(), observer.observation().clone());
+        assert_eq!(*told.get_or_insert_with(|| now.clone()), now, "in pieces of {size}");
+    }
+    told.unwrap()
+}
+
+#[test]
+fn recorded_answers_tell_what_happens_in_them_in_order() {
+    for recorded in recorded() {
+        let (told, seen) = happenings(recorded.route, recorded.stream, ALL, &recorded.body);
+        let mut expected = Vec::new();
+        if recorded.stream && (seen.content_events > 0 || !seen.tool_calls.is_empty()) {
+            expected.push("first".to_owned());
+        }
+        expected.extend(seen.tool_calls.iter().enumerate().map(|(at, name)| format!("{at}:{name}")));
+        expected.extend(seen.finish_reason.clone());
+        // Of several answers in one each finishes.
+        let told: Vec<_> = told.iter().enumerate().filter(|(at, one)| told.get(at + 1) != Some(one)).collect();
+        let told: Vec<String> = told.into_iter().map(|(_, one)| one.clone()).collect();
+        assert_eq!(told, expected, "{}", recorded.name);
+        assert_eq!(seen.left_out, 0, "{}", recorded.name);
+    }
+}
+
+#[test]
+fn only_what_was_asked_for_is_kept() {
+    let body = &named("chat_tools_stream").body;
+    let of = |asked| happenings(Route::Chat, true, asked, body).0;
+    assert_eq!(of(Asked::default()), [""; 0]);
+    let all = of(ALL);
+    assert_eq!(of(Asked { first_token: true, ..Asked::default() }), all[..1]);
+    assert_eq!(of(Asked { tool_call: true, ..Asked::default() }), all[1..all.len() - 1]);
+    assert_eq!(of(Asked { finish: true, ..Asked::default() }), all[all.len() - 1..]);
+}
+
+#[test]
+fn the_chunk_that_only_opens_a_message_has_no_token() {
+    let opening = r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#;
+    let body = format!("data: {opening}\n\ndata: {opening}\n\n");
+    assert_eq!(happenings(Route::Chat, true, ALL, body.as_bytes()).0, [""; 0]);
+    let token = opening.replace("\"\"", "\"a\"");
+    let body = format!("{body}data: {token}\n\ndata: {token}\n\n");
+    assert_eq!(happenings(Route::Chat, true, ALL, body.as_bytes()).0, ["first"]);
+}
+
+#[test]
+fn too_many_of_a_kind_are_left_out_and_counted() {
+    let calls: String = (0..100)
+        .map(|n| {
+            let call = format!(r#"{{"index":{n},"function":{{"name":"tool-{n}"}}}}"#);
+            format!("data: {{\"choices\":[{{\"delta\":{{\"tool_calls\":[{call}]}}}}]}}\n\n")
+        })
+        .collect();
+    let ends = "data: {\"choices\":[{\"finish_reason\":\"tool_calls\"}]}\n\n".repeat(70);
+    let (told, seen) = happenings(Route::Chat, true, ALL, format!("{calls}{ends}data: [DONE]\n\n").as_bytes());
+    assert_eq!(told.len(), 1 + 64 + 64);
+    assert_eq!((told[1].as_str(), told[64].as_str(), told[65].as_str()), ("0:tool-0", "63:tool-63", "tool_calls"));
+    assert_eq!((seen.left_out, seen.tool_calls.len()), (36 + 6, 64));
+    // Nothing is left out of what nobody asked for.
+    assert_eq!(happenings(Route::Chat, true, Asked::default(), calls.as_bytes()).1.left_out, 0);
+}
+
+#[test]
+fn names_and_reasons_are_cut() {
+    let long = "x".repeat(10_000);
+    let body = format!(
+        r#"{{"choices":[{{"message":{{"tool_calls":[{{"function":{{"name":"{long}"}}}}]}},"finish_reason":"{long}"}}]}}"#
+    );
+    let (told, _) = happenings(Route::Chat, false, ALL, body.as_bytes());
+    assert_eq!(told, [format!("0:{}", "x".repeat(128)), "x".repeat(64)]);
+}

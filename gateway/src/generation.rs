@@ -6,7 +6,7 @@ use crate::deliberation::Rules;
 use crate::fleet_state::{Fleet, FleetSettings};
 use crate::module_store::ModuleStore;
 use crate::plugin_start::{Modules, Start};
-use crate::policy::ChainPlugin;
+use crate::policy::{ChainPlugin, EventSet};
 use crate::probation::RefusedModules;
 use crate::request_body::BodyLimits;
 use crate::upstream::{ConnectionLimits, Tls, TlsFault};
@@ -63,6 +63,8 @@ pub struct Generation {
     pub chain: Arc<[ChainPlugin]>,
     /// Whether any plugin runs in the phase `filter`.
     pub has_filters: bool,
+    /// What its plugins are told of answers, all of them together.
+    pub events: EventSet,
     /// The native built-in's options.
     pub decide: DecideOptions,
     /// How requests are understood.
@@ -153,6 +155,17 @@ pub enum BuildError {
         path: String,
         /// Why.
         error: turnstile_plugins::PluginError,
+    },
+    /// A plugin asks for events that it could not be told of.
+    #[error(
+        "plugins.{name}: events: the module {path} exports no proxy_on_foreign_function, by which it would be told; leave \
+         events out, or build the module with it"
+    )]
+    Deaf {
+        /// The plugin.
+        name: String,
+        /// `builtin:NAME`, the file or the URL.
+        path: String,
     },
     /// A plugin's module is not the one that the configuration pins.
     #[error("plugins.{name}: {path} has the SHA-256 {found}, and sha256 says {wanted}")]
@@ -352,11 +365,13 @@ impl Prepared {
             fleet.forget(worker);
         }
         let has_filters = self.chain.iter().any(|c| c.phase == Phase::Filter);
+        let events = self.chain.iter().fold(EventSet::default(), |all, member| all.with(member.events));
         Generation {
             number,
             pools,
             chain: self.chain.into(),
             has_filters,
+            events,
             decide: decide_options(&config),
             understand: understand_options(&config, foundation.seed),
             seed: foundation.seed,

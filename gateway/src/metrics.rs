@@ -111,6 +111,8 @@ pub struct Metrics {
     pub plugin_calls: IntCounterVec,
     /// Seconds spent in plugins.
     pub plugin_seconds: prometheus::CounterVec,
+    /// Events of answers that plugins asked for and were not told.
+    pub events_left_out: IntCounter,
     /// Faults of plugins by kind.
     pub plugin_faults: IntCounterVec,
     /// Calls of plugins to upstreams, by result.
@@ -367,6 +369,10 @@ impl Metrics {
                 "turnstile_plugin_callouts_total",
                 "Calls that plugins made to upstreams and pools, by result: ok (any status) or failed",
                 &["plugin", "upstream", "result"],
+            )?,
+            events_left_out: b.count(
+                "turnstile_events_left_out_total",
+                "Events of answers that plugins asked for and were not told, because there were too many of their kind",
             )?,
             plugin_faults: b.counter(
                 "turnstile_plugin_faults_total",

@@ -13,7 +13,7 @@ use crate::self_test;
 use std::collections::HashMap;
 use std::sync::Arc;
 use turnstile_config::{Config, Isolation, Plugin as PluginConfig, PluginSource};
-use turnstile_plugins::{Plugin, PluginServices, PluginSpec, SecretHeaders};
+use turnstile_plugins::{Callback, Plugin, PluginServices, PluginSpec, SecretHeaders};
 
 /// Where modules come from.
 pub enum Modules {
@@ -85,6 +85,9 @@ impl Start<'_> {
                 (started.map_err(|error| BuildError::Plugin { path: path.clone(), error })?, Exported::default())
             }
         };
+        if !plugin.events.is_empty() && !started.exports(Callback::ForeignFunction) {
+            return Err(BuildError::Deaf { name: plugin.name.clone(), path });
+        }
         let mut member = ChainPlugin::new(plugin, destinations, started, exported, found);
         member.canary = plugin.canary.clone().map(|options| CanaryRun::new(&plugin.name, options, canary_before));
         member.shadow = plugin.shadow.then(|| {

@@ -29,6 +29,7 @@ declare function proxy_increment_metric(id: u32, by: i64): i32;
 
 const REQUEST_HEADERS: u32 = 0;
 const PLUGIN_CONFIGURATION: u32 = 7;
+const CALL_DATA: u32 = 8;
 const COUNTER: u32 = 0;
 
 /** Where the host puts the address and the length of what it hands over. */
@@ -77,11 +78,20 @@ export function getHeader(header: string): ArrayBuffer | null {
   return status == 0 ? take() : null;
 }
 
+function getBuffer(kind: u32, size: u32): ArrayBuffer {
+  clear();
+  const status = size == 0 ? 1 : proxy_get_buffer_bytes(kind, 0, size, ANSWER, ANSWER + 4);
+  return status == 0 ? take() : new ArrayBuffer(0);
+}
+
 /** The plugin's configuration. */
 export function getConfiguration(size: u32): ArrayBuffer {
-  clear();
-  const status = size == 0 ? 1 : proxy_get_buffer_bytes(PLUGIN_CONFIGURATION, 0, size, ANSWER, ANSWER + 4);
-  return status == 0 ? take() : new ArrayBuffer(0);
+  return getBuffer(PLUGIN_CONFIGURATION, size);
+}
+
+/** What the gateway calls a function of the plugin with. */
+export function getCallData(size: u32): ArrayBuffer {
+  return getBuffer(CALL_DATA, size);
 }
 
 /** Calls a function of the gateway; null where it has none of that name, or refuses. */

@@ -1,7 +1,7 @@
 // The functions that the gateway calls. The entry file hands them on: export * from "../turnstile/exports".
 
 import { allocate } from "./abi";
-import { onConfigure, onDecide, onFinished } from "./policy";
+import { onConfigure, onDecide, onEvent, onFinished } from "./policy";
 
 export function proxy_abi_version_0_2_1(): void {}
 
@@ -22,6 +22,10 @@ export function proxy_on_configure(_root: u32, size: u32): u32 {
 export function proxy_on_request_headers(_context: u32, _count: u32, _end: u32): u32 {
   onDecide();
   return 0;
+}
+
+export function proxy_on_foreign_function(_context: u32, id: u32, size: u32): void {
+  onEvent(id, size);
 }
 
 export function proxy_on_log(_context: u32): void {

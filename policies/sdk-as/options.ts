@@ -2,15 +2,12 @@
 
 import { isInteger } from "./turn";
 
-/** Integers, booleans and texts. An option that the policy does not ask for is unknown, and the plugin is refused. */
-export class Options {
-  private names: string[] = [];
-  private json: string[] = [];
-  private known: bool[] = [];
-  /** The first thing that is wrong; empty if nothing is. */
-  wrong: string = "";
+/** The members of a JSON object. */
+export class Members {
+  names: string[] = [];
+  json: string[] = [];
 
-  /** Splits a JSON object into its members. The gateway writes the JSON, so it is sound. */
+  /** Splits the object. The gateway writes the JSON, so it is sound. */
   constructor(text: string) {
     let at = skipSpace(text, 0);
     while (at < text.length && (text.charAt(at) == "{" || text.charAt(at) == ",")) {
@@ -23,9 +20,35 @@ export class Options {
       const end = skipValue(text, at);
       this.names.push(name);
       this.json.push(text.substring(at, end));
-      this.known.push(false);
       at = skipSpace(text, end);
     }
+  }
+
+  /** A text; empty if there is none of this name. */
+  text(name: string): string {
+    const at = this.names.indexOf(name);
+    const text = at < 0 ? null : unquote(this.json[at]);
+    return text === null ? "" : text;
+  }
+
+  /** An integer. */
+  integer(name: string, otherwise: i64): i64 {
+    const at = this.names.indexOf(name);
+    return at < 0 || !isInteger(this.json[at]) ? otherwise : I64.parseInt(this.json[at]);
+  }
+}
+
+/** Integers, booleans and texts. An option that the policy does not ask for is unknown, and the plugin is refused. */
+export class Options {
+  private members: Members;
+  private known: bool[];
+  /** The first thing that is wrong; empty if nothing is. */
+  wrong: string = "";
+
+  /** Of a JSON object. */
+  constructor(text: string) {
+    this.members = new Members(text);
+    this.known = new Array<bool>(this.members.names.length);
   }
 
   /** An integer from `least` to `most`. */
@@ -68,17 +91,17 @@ export class Options {
 
   /** Whether all that was given is known and right. */
   accepted(): bool {
-    for (let i = 0; i < this.names.length; i++) {
-      if (!this.known[i]) this.fail(this.names[i], "unknown");
+    for (let i = 0; i < this.known.length; i++) {
+      if (!this.known[i]) this.fail(this.members.names[i], "unknown");
     }
     return this.wrong.length == 0;
   }
 
   private find(name: string): string | null {
-    const at = this.names.indexOf(name);
+    const at = this.members.names.indexOf(name);
     if (at < 0) return null;
     this.known[at] = true;
-    return this.json[at];
+    return this.members.json[at];
   }
 }
 

@@ -1,7 +1,8 @@
 // What a policy is, and how it is made and asked.
 
-import { count, defineCounter, getConfiguration, log as writeLog } from "./abi";
+import { count, defineCounter, getCallData, getConfiguration, log as writeLog } from "./abi";
 import { Decision } from "./decision";
+import { Event } from "./event";
 import { Options } from "./options";
 import { Turn } from "./turn";
 
@@ -9,6 +10,12 @@ import { Turn } from "./turn";
 export abstract class Policy {
   /** Writes into `decision` what it wants; what it leaves out stays as earlier plugins or the built-in rule have it. */
   abstract decide(turn: Turn, decision: Decision): void;
+
+  /**
+   * Told of something that happened in the answer, if the plugin's option `events` names its kind. The facts of the turn can be
+   * read; it is too late for decisions.
+   */
+  onEvent(_event: Event, _turn: Turn): void {}
 
   /** Called at the end of a turn, however it ended. */
   finished(_turn: Turn): void {}
@@ -68,6 +75,14 @@ export function onDecide(): void {
     asked.decide(new Turn(), decision);
     decision.write();
   }
+}
+
+/** Tells the policy of an event; one that is not known here is none. */
+export function onEvent(id: u32, size: u32): void {
+  const asked = policy;
+  if (asked === null || id != Event.FUNCTION) return;
+  const event = Event.read(String.UTF8.decode(getCallData(size)));
+  if (event !== null) asked.onEvent(event, new Turn());
 }
 
 /** Tells the policy that a turn has ended. */

@@ -57,7 +57,7 @@ extern int32_t ts_host_define_metric(int32_t kind, const char *name, size_t len,
 TS_IMPORT("proxy_increment_metric") extern int32_t ts_host_increment_metric(uint32_t id, int64_t by);
 
 enum { TS_STATUS_OK = 0, TS_STATUS_NOT_FOUND = 1 };
-enum { TS_MAP_REQUEST_HEADERS = 0, TS_BUFFER_PLUGIN_CONFIGURATION = 7 };
+enum { TS_MAP_REQUEST_HEADERS = 0, TS_BUFFER_PLUGIN_CONFIGURATION = 7, TS_BUFFER_CALL_DATA = 8 };
 
 /* === memory ======================================================================================================= */
 
@@ -666,6 +666,110 @@ static bool ts_configure(size_t size, bool (*configure)(ts_options *)) {
     return accepted && !options.failed;
 }
 
+/* === events ======================================================================================================= */
+
+typedef enum {
+    TS_FIRST_TOKEN, /* a stream has brought its first token; comes before everything else */
+    TS_TOOL_CALL,   /* a tool is called: `number` and `name` */
+    TS_FINISH,      /* generation has ended: `reason` */
+    TS_USAGE,       /* the answer has ended: its tokens, as far as the worker told them */
+    TS_END,         /* the turn has ended: `outcome` and `status`; comes last */
+} ts_event_kind;
+
+/* Something that happened in the answer to a turn. What does not belong to its kind is empty. */
+typedef struct {
+    ts_event_kind kind;
+    int64_t at_ms;             /* from the arrival of the request */
+    int64_t number;            /* place of a tool call among those of the answer, from 0 */
+    ts_text name;              /* of the tool that is called */
+    ts_text reason;            /* why generation ended, such as stop, length or tool_calls */
+    int64_t prompt_tokens;     /* cached ones included; -1: not told */
+    int64_t completion_tokens; /* generated; -1: not told */
+    int64_t cached_tokens;     /* of the prompt; -1: not told */
+    ts_text outcome;           /* as in the access log: finished, client_gone, cut, timeout, refused and others */
+    int64_t status;            /* that the client got */
+    int64_t left_out;          /* events that were not told because there were too many of their kind */
+} ts_event;
+
+static int ts_hex(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : 0;
+}
+
+/* The text of a JSON string; empty for any other value. */
+TS_UNUSED static ts_text ts_unquote(ts_text json) {
+    if (json.len < 2 || json.at[0] != '"') return (ts_text){"", 0};
+    char *text = ts_allocate(json.len);
+    size_t len = 0;
+    for (size_t i = 1; i + 1 < json.len; i++) {
+        char c = json.at[i];
+        if (c == '\\' && i + 2 < json.len) {
+            c = json.at[++i];
+            if (c == 'u' && i + 5 < json.len) {
+                const unsigned code = (unsigned)(ts_hex(json.at[i + 1]) << 12 | ts_hex(json.at[i + 2]) << 8 |
+                                                 ts_hex(json.at[i + 3]) << 4 | ts_hex(json.at[i + 4]));
+                i += 4;
+                /* The gateway writes what is not ASCII as it is. */
+                c = code < 0x80 ? (char)code : '?';
+            } else if (c == 'n') {
+                c = '\n';
+            } else if (c == 't') {
+                c = '\t';
+            } else if (c == 'r') {
+                c = '\r';
+            } else if (c == 'b') {
+                c = '\b';
+            } else if (c == 'f') {
+                c = '\f';
+            }
+        }
+        text[len++] = c;
+    }
+    return (ts_text){text, len};
+}
+
+/* Reads an event; false for one that is not known here. */
+TS_UNUSED static bool ts_read_event(size_t size, ts_event *event) {
+    static const char *const kinds[] = {"first_token", "tool_call", "finish", "usage", "end"};
+    ts_text json = {"", 0}, name, value;
+    *event = (ts_event){.prompt_tokens = -1, .completion_tokens = -1, .cached_tokens = -1};
+    if (ts_host_get_buffer(TS_BUFFER_CALL_DATA, 0, size, &json.at, &json.len) != TS_STATUS_OK) return false;
+    const struct {
+        const char *name;
+        ts_text *text;
+        int64_t *number;
+    } members[] = {
+        {"at_ms", NULL, &event->at_ms},
+        {"number", NULL, &event->number},
+        {"name", &event->name, NULL},
+        {"reason", &event->reason, NULL},
+        {"prompt_tokens", NULL, &event->prompt_tokens},
+        {"completion_tokens", NULL, &event->completion_tokens},
+        {"cached_tokens", NULL, &event->cached_tokens},
+        {"outcome", &event->outcome, NULL},
+        {"status", NULL, &event->status},
+        {"left_out", NULL, &event->left_out},
+    };
+    bool known = false;
+    for (size_t at = 0; ts_next_member(json, &at, &name, &value);) {
+        if (ts_same(name, TS_TEXT("event"))) {
+            const ts_text kind = ts_unquote(value);
+            for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+                if (!ts_same(kind, ts_of(kinds[i]))) continue;
+                event->kind = (ts_event_kind)i;
+                known = true;
+            }
+        }
+        for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+            if (!ts_same(name, ts_of(members[i].name))) continue;
+            if (members[i].text != NULL) *members[i].text = ts_unquote(value);
+            if (members[i].number != NULL) (void)ts_read_integer(value, members[i].number);
+        }
+    }
+    return known;
+}
+
 /* === the module's exports ========================================================================================= */
 
 /* Makes the module: `configure` reads the options and returns whether they will do, `decide` is asked about each turn. */
@@ -688,6 +792,17 @@ static bool ts_configure(size_t size, bool (*configure)(ts_options *)) {
         (decide)();                                                                                                   \
         ts_write_decisions();                                                                                         \
         return 0;                                                                                                     \
+    }
+
+/* Beside TS_POLICY: `listen` is told of what happens in the answer while it comes, of the kinds that the plugin's option `events`
+ * names. The facts of the turn can be read; it is too late for decisions. */
+#define TS_EVENTS(listen)                                                                                             \
+    TS_EXPORT("proxy_on_foreign_function") void ts_on_function(uint32_t context, uint32_t function, size_t size) {    \
+        (void)context;                                                                                                \
+        enum { TS_EVENT_FUNCTION = 1 };                                                                               \
+        ts_event event;                                                                                               \
+        ts_forget_all();                                                                                              \
+        if (function == TS_EVENT_FUNCTION && ts_read_event(size, &event)) (listen)(&event);                           \
     }
 
 /* Beside TS_POLICY: `finished` is called when a turn has ended, and reads the facts of the end. */

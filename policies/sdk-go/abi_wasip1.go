@@ -31,6 +31,7 @@ func proxyIncrementMetric(id uint32, by int64) int32
 const (
 	requestHeaders      = 0
 	pluginConfiguration = 7
+	callData            = 8
 	counterMetric       = 0
 )
 
@@ -123,16 +124,17 @@ func onContextCreate(_, _ uint32) {}
 //go:wasmexport proxy_on_vm_start
 func onVMStart(_, _ uint32) uint32 { return 1 }
 
+func buffer(kind, size uint32) []byte {
+	var at, n uint32
+	if size == 0 || proxyGetBuffer(kind, 0, size, unsafe.Pointer(&at), unsafe.Pointer(&n)) != 0 {
+		return nil
+	}
+	return take(at, n)
+}
+
 //go:wasmexport proxy_on_configure
 func onConfigureCall(_, size uint32) uint32 {
-	var configuration []byte
-	if size > 0 {
-		var at, n uint32
-		if proxyGetBuffer(pluginConfiguration, 0, size, unsafe.Pointer(&at), unsafe.Pointer(&n)) == 0 {
-			configuration = take(at, n)
-		}
-	}
-	if onConfigure(configuration) {
+	if onConfigure(buffer(pluginConfiguration, size)) {
 		return 1
 	}
 	return 0
@@ -143,6 +145,9 @@ func onRequestHeaders(_, _, _ uint32) uint32 {
 	onDecide()
 	return 0
 }
+
+//go:wasmexport proxy_on_foreign_function
+func onForeignFunction(_, function, size uint32) { onEvent(function, buffer(callData, size)) }
 
 //go:wasmexport proxy_on_log
 func onLog(_ uint32) { onFinished() }

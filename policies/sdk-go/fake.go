@@ -49,6 +49,14 @@ func (f *FakeHost) Run(options string) bool {
 	return true
 }
 
+// Tell tells the policy that was run of an event, as JSON. Nothing happens if it is no [Listener], or the event is not known.
+func (f *FakeHost) Tell(event string) {
+	before := host
+	host = f
+	defer func() { host = before }()
+	onEvent(eventFunction, []byte(event))
+}
+
 // Get reads a fact.
 func (f *FakeHost) Get(path string) ([]byte, bool) {
 	value, ok := f.Facts[strings.TrimPrefix(path, "turnstile.")]

@@ -12,6 +12,13 @@ type Learner interface {
 	Finished(turn *Turn)
 }
 
+// Listener is a [Policy] that wants to know what happens in the answer while it comes: of the kinds that the plugin's option
+// events names.
+type Listener interface {
+	// OnEvent is told of an event. The facts of the turn can be read; it is too late for decisions.
+	OnEvent(event *Event, turn *Turn)
+}
+
 var (
 	configure func(*Options) (Policy, error)
 	policy    Policy
@@ -46,6 +53,14 @@ func onDecide() {
 	var decision Decision
 	policy.Decide(&Turn{}, &decision)
 	decision.write()
+}
+
+func onEvent(function uint32, json []byte) {
+	if listener, ok := policy.(Listener); ok && function == eventFunction {
+		if event, ok := parseEvent(json); ok {
+			listener.OnEvent(&event, &Turn{})
+		}
+	}
 }
 
 func onFinished() {

@@ -72,3 +72,55 @@ func TestTablesThatCannotBeReadHaveNoWorkers(t *testing.T) {
 		t.Error("another version")
 	}
 }
+
+type listener struct{ heard []Event }
+
+func (l *listener) Decide(*Turn, *Decision) {}
+
+func (l *listener) OnEvent(event *Event, turn *Turn) {
+	if tenant, _ := turn.Tenant(); tenant == "t" {
+		l.heard = append(l.heard, *event)
+	}
+}
+
+func TestEventsAreTold(t *testing.T) {
+	heard := &listener{}
+	Register(func(*Options) (Policy, error) { return heard, nil })
+	fake := NewFakeHost()
+	fake.Facts["request.tenant"] = "t"
+	if !fake.Run("{}") {
+		t.Fatal(fake.Lines)
+	}
+	none := Event{PromptTokens: -1, CompletionTokens: -1, CachedTokens: -1}
+	with := func(change func(*Event)) Event {
+		event := none
+		change(&event)
+		return event
+	}
+	wanted := []Event{
+		with(func(e *Event) { e.Kind, e.AtMs = FirstToken, 1 }),
+		with(func(e *Event) { e.Kind, e.AtMs, e.Number, e.Name = ToolCall, 2, 3, "say \"hi\"" }),
+		with(func(e *Event) { e.Kind, e.Reason = Finish, "stop" }),
+		with(func(e *Event) { e.Kind, e.PromptTokens, e.CachedTokens = UsageKnown, 9, 0 }),
+		with(func(e *Event) { e.Kind, e.Outcome, e.Status, e.LeftOut = End, "client_gone", 499, 1 }),
+	}
+	for _, json := range []string{
+		`{"event":"first_token","at_ms":1}`,
+		`{"event":"tool_call","at_ms":2,"number":3,"name":"say \"hi\""}`,
+		`{"event":"coffee","at_ms":2}`,
+		`{"event":"finish","at_ms":0,"reason":"stop"}`,
+		`{"event":"usage","at_ms":0,"prompt_tokens":9,"cached_tokens":0}`,
+		`{"event":"end","at_ms":0,"outcome":"client_gone","status":499,"left_out":1}`,
+		``,
+	} {
+		fake.Tell(json)
+	}
+	if len(heard.heard) != len(wanted) {
+		t.Fatalf("heard %+v", heard.heard)
+	}
+	for i := range wanted {
+		if heard.heard[i] != wanted[i] {
+			t.Errorf("%d: heard %+v, wanted %+v", i, heard.heard[i], wanted[i])
+		}
+	}
+}

@@ -82,13 +82,14 @@ fn has(data: &[u8], key: &Finder<'_>) -> bool {
 fn openai(data: &[u8], watch: &mut Watch) -> Verdict {
     let keys = &*KEYS;
     let matters = watch.reply.is_some()
+        || watch.heard.awaits_token()
         || has(data, &keys.finish_reason)
         || has(data, &keys.usage)
         || has(data, &keys.tool_calls)
         || has(data, &keys.sglext)
         || has(data, &keys.error);
     if !matters {
-        watch.seen.content_events += 1;
+        watch.generated();
         return Verdict::Keep;
     }
     let Ok(chunk) = serde_json::from_slice::<OpenAi<'_>>(data) else {
@@ -100,7 +101,7 @@ fn openai(data: &[u8], watch: &mut Watch) -> Verdict {
     }
     let choices = chunk.choices.as_deref().unwrap_or_default();
     if choices.iter().any(carries_tokens) {
-        watch.seen.content_events += 1;
+        watch.generated();
     }
     for choice in choices {
         note_choice(choice, watch);
@@ -297,7 +298,7 @@ pub(super) fn without_details(sglext: &[u8]) -> Remainder {
 fn generate(data: &[u8], watch: &mut Watch) {
     let keys = &*KEYS;
     if !has(data, &keys.finish_reason) && !has(data, &keys.error) {
-        watch.seen.content_events += 1;
+        watch.generated();
         return;
     }
     match serde_json::from_slice::<Generated<'_>>(data) {
@@ -317,7 +318,7 @@ pub(super) fn note_generated(chunk: &Generated<'_>, watch: &mut Watch) {
     if let (Some("abort"), Some(status)) = (text(finish.kind).as_deref(), finish.status_code) {
         return watch.fail(status, &text(finish.message).unwrap_or_default());
     }
-    watch.seen.content_events += 1;
+    watch.generated();
     if let Some(reason) = text(finish.kind) {
         watch.finished(&reason);
     }
@@ -349,7 +350,7 @@ fn kind_of<'a>(event: &'a Event<'_>) -> &'a [u8] {
 fn responses(event: &Event<'_>, watch: &mut Watch) {
     let kind = kind_of(event);
     if kind.ends_with(b".delta") {
-        watch.seen.content_events += 1;
+        watch.generated();
         return;
     }
     let ends = matches!(kind, b"response.completed" | b"response.incomplete" | b"response.failed");
@@ -398,7 +399,7 @@ pub(super) fn note_response(response: &Response<'_>, watch: &mut Watch) {
 
 fn anthropic(event: &Event<'_>, watch: &mut Watch) {
     match kind_of(event) {
-        b"content_block_delta" => watch.seen.content_events += 1,
+        b"content_block_delta" => watch.generated(),
         b"message_stop" => watch.seen.done = true,
         b"message_start" | b"message_delta" | b"content_block_start" | b"error" => {
             match serde_json::from_slice::<Anthropic<'_>>(&event.data) {

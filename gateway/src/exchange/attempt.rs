@@ -9,11 +9,12 @@ use crate::filters::{FilterRun, FilterVerdict};
 use crate::forward::forwarded::Origin;
 use crate::forward::open::{Opened, Outgoing, Watch, open, streams};
 use crate::forward::relay::{
-    Ending, LateHeaders, RelayLimits, Relayed, ResponseFilter, Stop, is_bodiless, relay, takes_trailers,
+    Ending, LateHeaders, Listener, RelayLimits, Relayed, ResponseFilter, Stop, is_bodiless, relay, takes_trailers,
 };
 use crate::forward::request::{Framing, Onward, for_client, for_worker};
 use crate::forward::{AttemptFault, client_gone};
 use crate::placement::{self, Placed};
+use crate::policy::Teller;
 use crate::request_id::random_hex;
 use crate::trailers;
 use crate::upstream::{Head, Target};
@@ -23,7 +24,7 @@ use pingora_http::ResponseHeader;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use turnstile_fleet::decision::EnginePriority;
-use turnstile_fleet::observe::{Observation, Observer};
+use turnstile_fleet::observe::{Asked, Observation, Observer};
 use turnstile_fleet::route::Route;
 use turnstile_fleet::session::{AttemptEnd, ContextNote, Refused, SessionMode, Usage};
 use turnstile_fleet::turn::{Turn, UpstreamPlan};
@@ -104,6 +105,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let wants_prefill = after::wants_prefill(&self.progress.exchange.generation, &turn, &self.placed.decision);
         let watch = turn.route.generates().then(|| {
             let mut options = turn.observe_options(&plan, wants_prefill);
+            options.asked = self.progress.exchange.generation.events.asked();
             options.max_body_bytes = config.limits.response_observe_bytes.as_usize();
             options.max_reply_bytes = options.max_reply_bytes.min(config.prefill.max_body_bytes.as_usize());
             Watch { route: turn.route, options }
@@ -279,8 +281,14 @@ impl<'a, 'b> Attempt<'a, 'b> {
             Some(filters) => Some(Box::new(filters.response_body())),
             None => None,
         };
+        let listens = exchange.generation.events.asked() != Asked::default();
+        let mut listener: Option<Box<dyn Listener + '_>> = match &mut self.progress.policies {
+            policies if listens => Some(Box::new(Teller::new(policies, exchange.arrived))),
+            _ => None,
+        };
         super::last_answer_if_stopping(self.progress.gateway, client);
-        let relayed = relay(client, &mut opened, head, &mut filter, late, limits, worker).await;
+        let relayed = relay(client, &mut opened, head, &mut filter, &mut listener, late, limits, worker).await;
+        drop(listener);
         if relayed.breaks_a_stream() {
             give_up::tell_broken(client, protocol, &relayed.ending, &mut filter).await;
         }
@@ -315,6 +323,8 @@ impl<'a, 'b> Attempt<'a, 'b> {
         record.cached_tokens = observation.usage.cached_tokens;
         record.finish_reason.clone_from(&observation.finish_reason);
         record.tools.clone_from(&observation.tool_calls);
+        record.left_out_events = observation.left_out;
+        gateway.metrics.events_left_out.inc_by(observation.left_out);
         match &relayed.ending {
             Ending::Finished => {
                 let whole = observation.error.is_none() && observation.finish_reason.as_deref() != Some("abort");

@@ -19,6 +19,7 @@ use crate::errors::{Kind, Refusal};
 use crate::filters::FilterRun;
 use crate::gateway::Gateway;
 use crate::generation::Generation;
+use crate::policy::events::ms_since;
 use crate::recording::Draft;
 use crate::{request_body, request_id};
 use http::Method;
@@ -109,6 +110,9 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
     drop(progress);
     // Whatever became of it, and after the client has its answer.
     if let Some(mut filters) = exchange.filters.take() {
+        if !exchange.generation.events.is_empty() {
+            filters.end(&exchange.record.ended(ms_since(arrived)));
+        }
         filters.finish();
     }
     finish(gateway, &mut exchange);

@@ -1,6 +1,6 @@
 //! The access and decision log's record of one request.
 
-use crate::policy::Difference;
+use crate::policy::{Difference, Ended};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -115,6 +115,9 @@ pub struct Record {
     /// Tools called.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<String>,
+    /// Events that plugins asked for and were not told, because there were too many of a kind.
+    #[serde(skip_serializing_if = "is_none")]
+    pub left_out_events: u64,
     /// Milliseconds to the first event, queue included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft_ms: Option<f64>,
@@ -139,7 +142,25 @@ pub struct Record {
     pub events: Vec<String>,
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_none(number: &u64) -> bool {
+    *number == 0
+}
+
 impl Record {
+    /// How it ended, for plugins, as of now: `at_ms` after its arrival.
+    pub fn ended(&self, at_ms: u64) -> Ended<'_> {
+        Ended {
+            at_ms,
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens: self.completion_tokens,
+            cached_tokens: self.cached_tokens,
+            outcome: self.end,
+            status: self.status,
+            left_out: self.left_out_events,
+        }
+    }
+
     /// The line.
     pub fn line(&self) -> Vec<u8> {
         let mut line = Vec::with_capacity(LINE_ROOM);

@@ -15,7 +15,8 @@ use crate::forward::{AttemptFault, client_gone};
 use crate::gateway::Gateway;
 use crate::generation::PoolRuntime;
 use crate::placement::{self, NoPlace, Placed, Request};
-use crate::policy::{EndFacts, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
+use crate::policy::events::ms_since;
+use crate::policy::{EndFacts, Ended, Event, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
 use crate::recording::Draft;
 use crate::request_body::{self, Held};
 use crate::sessions::Waiter;
@@ -450,9 +451,10 @@ impl TurnInProgress<'_> {
     /// Tells the policies how it ended, and the log what they said.
     fn finish(&mut self, served: &Result<Connection, Refusal>) {
         let record = &mut self.exchange.record;
-        let status = match served {
-            Ok(_) => record.status,
-            Err(refusal) => refusal.status(),
+        let (status, outcome) = match served {
+            Ok(_) => (record.status, record.end),
+            Err(refusal) if refusal.kind == Kind::ClientGone => (refusal.status(), "client_gone"),
+            Err(refusal) => (refusal.status(), record.end),
         };
         self.policies.env.finish(EndFacts {
             worker: record.worker.clone(),
@@ -463,6 +465,13 @@ impl TurnInProgress<'_> {
             ttft_ms: record.ttft_ms,
             finish_reason: record.finish_reason.clone(),
         });
+        if !self.exchange.generation.events.is_empty() {
+            let at_ms = ms_since(self.exchange.arrived);
+            for event in Event::last(&Ended { status, outcome, ..record.ended(at_ms) }) {
+                // The turn has ended already.
+                let _ = self.policies.tell(&event);
+            }
+        }
         self.policies.finish();
         record.canaries = self.policies.canaries();
         record.shadows = std::mem::take(&mut self.policies.differences);

@@ -5,6 +5,7 @@
 //! owner is woken then. One that stays paused for its `pause_timeout_ms` with none of its calls under way has failed.
 
 mod env;
+mod events;
 mod request;
 mod response;
 
@@ -56,6 +57,8 @@ pub struct FilterRun {
     response_ended: bool,
     /// Nothing follows the head of the answer, and they were told.
     ends_with_head: bool,
+    /// Those that failed in an event, by position in the chain: they hear of no more.
+    deaf: Vec<bool>,
 }
 
 /// What one callback came to.
@@ -76,8 +79,9 @@ impl FilterRun {
     pub fn new(gateway: &Gateway, generation: &Arc<Generation>, env: FilterEnv) -> Self {
         let shard = gateway.next_shard();
         let open = |c: &crate::policy::ChainPlugin| (c.phase == Phase::Filter).then(|| c.plugin.open_stream(shard));
-        let streams = generation.chain.iter().map(open).collect();
+        let streams: Vec<_> = generation.chain.iter().map(open).collect();
         Self {
+            deaf: vec![false; streams.len()],
             generation: Arc::clone(generation),
             env: Lent::new(env),
             streams,

@@ -3,6 +3,7 @@
 use super::{Asked, FilterRun, FilterVerdict, Side, Step};
 use crate::errors::{Kind, Refusal};
 use crate::forward::relay::{ResponseFilter, Stop};
+use crate::policy::Event;
 use crate::headers::{connection_listed, is_hop_by_hop};
 use crate::trailers;
 use bytes::{Bytes, BytesMut};
@@ -250,6 +251,13 @@ impl ResponseFilter for ChunkFilter<'_> {
 
     fn trailers(&mut self, trailers: HeaderMap) -> BoxFuture<'_, Result<(Bytes, HeaderMap), Stop>> {
         self.pass_trailers(trailers).boxed()
+    }
+
+    fn told(&mut self, event: &Event) -> Result<(), Stop> {
+        match self.run.tell(event) {
+            Ok(()) => Ok(()),
+            Err((at, verdict)) => self.ends(at, verdict),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use super::client_gone;
 use super::open::{Opened, streams};
 use super::request::Framing;
 use crate::client_stream::ClientStream;
+use crate::policy::Event;
 use crate::trailers;
 use crate::upstream::{describe, read_trailers};
 use crate::workers::Worker;
@@ -17,7 +18,7 @@ use pingora_core::protocols::http::client::HttpSession;
 use pingora_http::ResponseHeader;
 use std::fmt;
 use std::time::Duration;
-use turnstile_fleet::observe::Observer;
+use turnstile_fleet::observe::{Happening, Observer};
 use turnstile_plugins::LocalResponse;
 
 /// Chunks that are ready together are joined up to this size.
@@ -96,6 +97,27 @@ pub trait ResponseFilter: Send {
     /// # Errors
     /// As [`ResponseFilter::chunk`].
     fn trailers(&mut self, trailers: HeaderMap) -> BoxFuture<'_, Result<(Bytes, HeaderMap), Stop>>;
+
+    /// Hears of an event, if it asked for it.
+    ///
+    /// # Errors
+    /// As [`ResponseFilter::chunk`].
+    fn told(&mut self, event: &Event) -> Result<(), Stop>;
+}
+
+/// Who is told what happens in an answer.
+pub trait Listener: Send {
+    /// This was read in it.
+    fn heard(&mut self, happenings: Vec<Happening>);
+
+    /// What was heard and not yet told, since its bytes were on their way.
+    fn due(&mut self) -> Vec<Event>;
+
+    /// Tells it.
+    ///
+    /// # Errors
+    /// The answer ends here.
+    fn tell(&mut self, event: &Event) -> Result<(), Stop>;
 }
 
 /// Time limits of the relay.
@@ -140,11 +162,13 @@ pub fn is_bodiless(client: &ServerSession, head: &ResponseHeader) -> bool {
 }
 
 /// Relays an answer of `worker`. `head` is what the client gets.
+#[allow(clippy::too_many_arguments)]
 pub async fn relay(
     client: &mut ServerSession,
     opened: &mut Opened,
     head: ResponseHeader,
     filter: &mut Option<Box<dyn ResponseFilter + '_>>,
+    listener: &mut Option<Box<dyn Listener + '_>>,
     late: &mut LateHeaders<'_>,
     limits: RelayLimits,
     worker: &Worker,
@@ -152,7 +176,7 @@ pub async fn relay(
     let holds = opened.observer.is_some() && !streams(&opened.head);
     let measures = !streams(&opened.head) && !is_bodiless(client, &opened.head);
     let mut writer = Writer { head: Some(head), holds, measures, writing: false, between_events: false };
-    let run = relay_inner(client, opened, &mut writer, filter, late, limits.between, worker);
+    let run = relay_inner(client, opened, &mut writer, filter, listener, late, limits.between, worker);
     let ending = match tokio::time::timeout(limits.total, run).await {
         Ok(ending) => ending,
         Err(_) => Ending::Timeout("timeouts.total_s is over".into()),
@@ -163,6 +187,8 @@ pub async fn relay(
     let between_events = !writer.writing && writer.between_events;
     if left && complete && committed {
         // All that is missing is the framing's end; reading it keeps the worker's connection usable.
+        hear(opened, listener);
+        let _ = tell(listener, filter);
         opened.ended |= drain(&mut opened.session).await;
         return Relayed { ending: Ending::Finished, committed, left, between_events };
     }
@@ -267,11 +293,35 @@ pub fn takes_trailers(client: &ServerSession) -> bool {
     }
 }
 
+/// What happened in what was read is waiting to be told.
+fn hear(opened: &mut Opened, listener: &mut Option<Box<dyn Listener + '_>>) {
+    if let (Some(listener), Some(observer)) = (listener, &mut opened.observer) {
+        listener.heard(observer.take_happenings());
+    }
+}
+
+/// Tells what happened in what has been written: policies first, then filters.
+fn tell(
+    listener: &mut Option<Box<dyn Listener + '_>>,
+    filter: &mut Option<Box<dyn ResponseFilter + '_>>,
+) -> Result<(), Ending> {
+    let Some(listener) = listener else { return Ok(()) };
+    for event in listener.due() {
+        listener.tell(&event).map_err(Ending::Filter)?;
+        if let Some(filter) = filter {
+            filter.told(&event).map_err(Ending::Filter)?;
+        }
+    }
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments)]
 async fn relay_inner(
     client: &mut ServerSession,
     opened: &mut Opened,
     writer: &mut Writer,
     filter: &mut Option<Box<dyn ResponseFilter + '_>>,
+    listener: &mut Option<Box<dyn Listener + '_>>,
     late: &mut LateHeaders<'_>,
     between: Duration,
     worker: &Worker,
@@ -296,6 +346,9 @@ async fn relay_inner(
                         if let Err(ending) = writer.write(client, chunk, false, HeaderMap::new()).await {
                             return ending;
                         }
+                        if let Err(ending) = tell(listener, filter) {
+                            return ending;
+                        }
                     }
                     continue;
                 }
@@ -303,6 +356,7 @@ async fn relay_inner(
                 Err(ending) => broken = Some(ending),
             }
         }
+        hear(opened, listener);
         let mut trailers = HeaderMap::new();
         if opened.ended && broken.is_none() {
             match trailers_of(client, opened).await {
@@ -344,6 +398,10 @@ async fn relay_inner(
                 return ending;
             }
             writer.between_events = opened.observer.as_ref().is_some_and(Observer::between_events);
+            // Nobody can end what has ended already.
+            if let (Err(ending), false) = (tell(listener, filter), end) {
+                return ending;
+            }
         }
         if let Some(ending) = broken {
             return ending;

@@ -2,6 +2,7 @@
 
 use super::canary::{CanaryRun, SetAside, Shown};
 use super::env::{PolicyEnv, PolicyStore};
+use super::events::EventSet;
 use super::shadow::{Applied, Difference, Opinion};
 use crate::callouts::Destinations;
 use crate::metrics::Metrics;
@@ -28,6 +29,8 @@ pub struct ChainPlugin {
     pub pause: Duration,
     /// What it may call.
     pub destinations: Destinations,
+    /// What it is told of answers.
+    pub events: EventSet,
     /// How long its streams may go on once a newer generation is without it.
     pub drain: Option<Duration>,
     /// For a shadow: its own store.
@@ -66,6 +69,7 @@ impl ChainPlugin {
             crash_limit: config.crash_limit,
             pause: Duration::from_millis(config.pause_timeout_ms),
             destinations,
+            events: EventSet::of(&config.events),
             shadow: None,
             canary: None,
             canary_at: None,
@@ -144,8 +148,8 @@ struct Resume {
 
 /// The policies of one turn: their contexts, from admission to the end.
 pub struct TurnPolicies {
-    chain: Arc<[ChainPlugin]>,
-    streams: Vec<Option<Stream>>,
+    pub(super) chain: Arc<[ChainPlugin]>,
+    pub(super) streams: Vec<Option<Stream>>,
     shard: usize,
     metrics: Arc<Metrics>,
     /// A policy that pauses is waited for.
@@ -250,7 +254,7 @@ impl TurnPolicies {
         Verdict::Go
     }
 
-    fn report_dropped(&mut self, plugin: &ChainPlugin) {
+    pub(super) fn report_dropped(&mut self, plugin: &ChainPlugin) {
         for (name, error) in std::mem::take(&mut self.env.dropped) {
             self.metrics.decision_faults.with_label_values(&[&*plugin.name, error.label()]).inc();
             tracing::debug!(plugin = %plugin.name, decision = %name, %error, "decision dropped");
@@ -346,6 +350,7 @@ impl TurnPolicies {
         self.account();
         for (plugin, slot) in self.chain.iter().zip(&mut self.streams) {
             if let Some(stream) = slot.take() {
+                self.env.hidden = plugin.plugin.spec().hidden_headers;
                 report(&plugin.name, stream.finish(&mut self.env));
             }
         }
@@ -425,7 +430,7 @@ impl TurnPolicies {
     }
 
     /// Notes something about a canary, which may set it aside.
-    fn judge(&self, plugin: &ChainPlugin, note: impl FnOnce(&Metrics) -> Option<SetAside>) {
+    pub(super) fn judge(&self, plugin: &ChainPlugin, note: impl FnOnce(&Metrics) -> Option<SetAside>) {
         if !self.counts {
             return;
         }

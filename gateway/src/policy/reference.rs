@@ -5,7 +5,8 @@ mod page;
 mod table;
 
 pub use page::page;
-pub use table::{DECISIONS, FACTS, FUNCTIONS, WORKER_MEMBERS};
+use turnstile_config::PluginEvent;
+pub use table::{DECISIONS, EVENTS, FACTS, FUNCTIONS, WORKER_MEMBERS};
 
 /// A fact under `turnstile.`.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +60,17 @@ pub struct Function {
     pub result: &'static str,
     /// An argument that it takes, for the check of this table.
     pub sample: &'static [u8],
+}
+
+/// An event that plugins may be told of.
+#[derive(Debug, Clone, Copy)]
+pub struct EventRow {
+    /// Which.
+    pub kind: PluginEvent,
+    /// Its members beside `event` and `at_ms`, with what they are. One that is not always there ends with `?`.
+    pub members: &'static [(&'static str, &'static str)],
+    /// How often it comes, and when.
+    pub when: &'static str,
 }
 
 /// A member of a worker in `workers` and `workers.table`.

@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
-use proxy_wasm::types::{Action, ContextType, LogLevel, MapType, MetricType};
+use proxy_wasm::types::{Action, BufferType, ContextType, LogLevel, MapType, MetricType};
 
-use crate::{Admit, Counter, Decision, Host, Outcome, Policy, Route, Setup, Turn, parse_options};
+use crate::{Admit, Counter, Decision, Event, Host, Outcome, Policy, Route, Setup, Turn, parse_options};
 
 /// The host, through the SDK's calls. The SDK itself traps on a status that the ABI does not allow for a call; every
 /// status that it does allow ends here as `None` or as nothing done.
@@ -116,7 +116,17 @@ struct Stream<F, P> {
     phase: PhantomData<F>,
 }
 
-impl<F: Phase<P>, P: Policy> Context for Stream<F, P> {}
+impl<F: Phase<P>, P: Policy> Context for Stream<F, P> {
+    fn on_foreign_function(&mut self, function: u32, size: usize) {
+        if function != Event::FUNCTION {
+            return;
+        }
+        let json = hostcalls::get_buffer(BufferType::CallData, 0, size).ok().flatten().unwrap_or_default();
+        if let (Some(event), Some(policy)) = (Event::read(&json), self.policy.borrow_mut().as_mut()) {
+            policy.on_event(&event, &Turn::new(&ProxyWasm));
+        }
+    }
+}
 
 impl<F: Phase<P>, P: Policy> HttpContext for Stream<F, P> {
     fn on_http_request_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {

@@ -34,11 +34,15 @@
 //! [`route!`] or [`admit!`]. Options come from the plugin's table in the configuration ([`Policy::Options`]); a key that
 //! the options do not know, or a value of the wrong type, refuses the plugin with the option's name in the log.
 //!
+//! A policy that wants to know what happens in the answer, while it comes, implements [`Policy::on_event`] and names the events
+//! in the plugin's option `events`.
+//!
 //! Logic is tested natively: [`testing::FakeHost`] holds facts and collects decisions.
 #![forbid(unsafe_code)]
 
 mod bulk;
 mod decision;
+mod event;
 mod facts;
 #[cfg(target_arch = "wasm32")]
 pub mod guest;
@@ -49,6 +53,7 @@ pub mod testing;
 mod workers;
 
 pub use decision::{Decision, EnginePriority, SessionAction, SessionMode, WorkerName};
+pub use event::Event;
 pub use facts::{Outcome, Session, Turn, Usage, WorkerFacts};
 pub use host::{Counter, Host};
 pub use options::{NoOptions, OptionError, parse_options};

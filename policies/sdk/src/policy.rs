@@ -2,7 +2,7 @@
 
 use serde::de::DeserializeOwned;
 
-use crate::{Counter, Decision, Host, Outcome, Turn};
+use crate::{Counter, Decision, Event, Host, Outcome, Turn};
 
 /// A policy: made from its options when the plugin is configured, asked once per turn and phase.
 ///
@@ -18,6 +18,10 @@ pub trait Policy: Sized + 'static {
     /// # Errors
     /// A text that says which option is wrong and why. The host logs it and refuses the plugin.
     fn new(options: Self::Options, setup: &mut Setup<'_>) -> Result<Self, String>;
+
+    /// Told of something that happened in the answer, if the plugin's option `events` names its kind. The facts of the turn can
+    /// be read; it is too late for decisions.
+    fn on_event(&mut self, _event: &Event, _turn: &Turn<'_>) {}
 
     /// Called at the end of the turn, however it ended. The default reads nothing.
     fn finished(&mut self, _outcome: &Outcome<'_>) {}

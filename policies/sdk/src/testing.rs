@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use crate::bulk;
-use crate::{Admit, Counter, Host, Outcome, Policy, Route, Setup, Turn, Worker, parse_options};
+use crate::{Admit, Counter, Event, Host, Outcome, Policy, Route, Setup, Turn, Worker, parse_options};
 
 /// Holds facts, collects decisions. Names are dotted: `request.model`, `route.target`, both without `turnstile.`.
 ///
@@ -95,6 +95,11 @@ impl FakeHost {
     /// Runs the route phase.
     pub fn route(&self, policy: &mut impl Route) {
         policy.route(&Turn::new(self)).write(self);
+    }
+
+    /// Tells the policy of an event.
+    pub fn tell(&self, policy: &mut impl Policy, event: &Event) {
+        policy.on_event(event, &Turn::new(self));
     }
 
     /// Ends the turn.

@@ -19,6 +19,8 @@ mod edge_methods;
 mod edge_slow_readers;
 mod errors;
 mod errors_own;
+mod events;
+mod events_failing;
 mod faults;
 mod faults_ejection;
 mod faults_http2;

@@ -1,6 +1,7 @@
 //! `docs/policy-reference.md`, written from the table.
 
-use super::{DECISIONS, FACTS, FUNCTIONS, WORKER_MEMBERS};
+use super::{DECISIONS, EVENTS, FACTS, FUNCTIONS, WORKER_MEMBERS};
+use crate::policy::events::EVENT_FUNCTION;
 use crate::workbench::fleet_file::FleetFile;
 use serde_json::Value;
 use std::fmt::Write;
@@ -10,6 +11,7 @@ use turnstile_fleet::facts::{TABLE_HEADER_BYTES, TABLE_RECORD_BYTES, TABLE_VERSI
 const INTRODUCTION: &str = include_str!("introduction.md");
 const DECIDING: &str = include_str!("deciding.md");
 const CALLING: &str = include_str!("calling.md");
+const LISTENING: &str = include_str!("listening.md");
 const TRYING: &str = include_str!("trying.md");
 const QUESTIONS: &str = include_str!("questions.md");
 
@@ -61,6 +63,7 @@ fn write_page(page: &mut String) -> std::fmt::Result {
         writeln!(page, "| `{}` | {} | {} |", function.name, function.argument, function.result)?;
     }
     page.push_str(CALLING);
+    write_events(page)?;
     page.push_str(TRYING);
     let schema = schemars::schema_for!(FleetFile).to_value();
     write_members(page, "The file", &schema, &schema)?;
@@ -70,6 +73,31 @@ fn write_page(page: &mut String) -> std::fmt::Result {
         write_members(page, title, &schema["$defs"][name], &schema)?;
     }
     page.push_str(QUESTIONS);
+    Ok(())
+}
+
+/// What plugins may be told of an answer.
+fn write_events(page: &mut String) -> std::fmt::Result {
+    writeln!(
+        page,
+        "\n## Events\n\nA plugin whose option `events` names them is told what happens in an answer: by \
+         `proxy_on_foreign_function(context, {EVENT_FUNCTION}, size)` on the stream's context, with the event as JSON of `size` \
+         bytes in buffer 8. Each has the members `event`, its name, and `at_ms`, whole milliseconds from the arrival of the \
+         request to when it was read (for `usage` and `end`: told).\n"
+    )?;
+    writeln!(page, "| event | more members | |\n| --- | --- | --- |")?;
+    for event in EVENTS {
+        let members: Vec<String> = event
+            .members
+            .iter()
+            .map(|(name, meaning)| match name.strip_suffix('?') {
+                Some(name) => format!("`{name}` (if known): {meaning}"),
+                None => format!("`{name}`: {meaning}"),
+            })
+            .collect();
+        writeln!(page, "| `{}` | {} | {} |", event.kind.as_str(), members.join("; "), event.when)?;
+    }
+    page.push_str(LISTENING);
     Ok(())
 }
 

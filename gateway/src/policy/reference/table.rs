@@ -1,6 +1,7 @@
 //! The table.
 
-use super::{DecisionName, Fact, Function, When, WorkerMember};
+use super::{DecisionName, EventRow, Fact, Function, When, WorkerMember};
+use turnstile_config::PluginEvent;
 
 const fn fact(name: &'static str, ty: &'static str, unit: &'static str, when: When, meaning: &'static str) -> Fact {
     Fact { name, ty, unit, when, meaning }
@@ -309,5 +310,45 @@ pub const FUNCTIONS: &[Function] = &[
         argument: "any JSON, up to 4 KiB",
         result: "nothing; the event stands in the decision log; at most 16 per turn",
         sample: b"{}",
+    },
+];
+
+/// Every event, in the order in which they come.
+pub const EVENTS: &[EventRow] = &[
+    EventRow {
+        kind: PluginEvent::FirstToken,
+        members: &[],
+        when: "once, for a stream that brings tokens; before everything else",
+    },
+    EventRow {
+        kind: PluginEvent::ToolCall,
+        members: &[
+            ("number", "place among the calls of the answer, from 0"),
+            ("name", "the tool's name, text, cut to 128 bytes"),
+        ],
+        when: "for each call, as soon as its name is there; 64 at most",
+    },
+    EventRow {
+        kind: PluginEvent::Finish,
+        members: &[("reason", "why, in the word of the route's protocol, text, cut to 64 bytes")],
+        when: "when generation has ended; for each answer if several were asked for, 64 at most",
+    },
+    EventRow {
+        kind: PluginEvent::Usage,
+        members: &[
+            ("prompt_tokens?", "tokens of the prompt, cached ones included"),
+            ("completion_tokens?", "tokens generated"),
+            ("cached_tokens?", "tokens of the prompt that were cached"),
+        ],
+        when: "once, when the answer has ended, if the worker told anything of it",
+    },
+    EventRow {
+        kind: PluginEvent::End,
+        members: &[
+            ("outcome", "how the request ended, text: the access log's `end`"),
+            ("status", "the status that the client got; 499 if it left first"),
+            ("left_out", "events that were not told because there were too many of their kind"),
+        ],
+        when: "once for every request that the plugin has seen, however it ended; the last",
     },
 ];
