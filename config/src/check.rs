@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    AccessLog, Config, OnError, Phase, Plugin, PluginSource, Secret, TlsOptions,
+    AccessLog, Config, Isolation, OnError, Phase, Plugin, PluginSource, Secret, TlsOptions,
     node::{Node, join},
     problem::Problem,
 };
@@ -65,6 +65,9 @@ pub(crate) fn check(config: &Config, root: &Node, problems: &mut Vec<Problem>) {
     checker.logs(config, &At::root(root).entry("logging"));
     checker.state(config, At::root(root).entry("state"));
 }
+
+/// Name space of the store that all policies share.
+const OWN_SPACE: &str = "turnstile";
 
 struct Checker<'a> {
     problems: &'a mut Vec<Problem>,
@@ -249,9 +252,46 @@ impl Checker<'_> {
             let message = format!("must be below memory_mib, {}", plugin.memory_mib);
             self.problem(&at.entry("recycle_memory_mib"), message);
         }
+        self.virtual_machine(plugin, at);
+        if plugin.phase == Phase::Background {
+            self.background(plugin, at);
+        }
         if plugin.phase == Phase::Filter && plugin.on_error == Some(OnError::Fallback) {
             let message = "the phase \"filter\" has no native default to fall back on; expected \"closed\" or \"open\"";
             self.problem(&at.entry("on_error"), message);
+        }
+    }
+
+    /// Its name space and its environment.
+    fn virtual_machine(&mut self, plugin: &Plugin, at: &At<'_>) {
+        const MAX_NAME_BYTES: usize = 128;
+        const MAX_VALUE_BYTES: usize = 4_096;
+        if plugin.vm_id.as_deref() == Some(OWN_SPACE) {
+            self.problem(&at.entry("vm_id"), format!("{OWN_SPACE} is the name space of the functions turnstile.kv_*"));
+        }
+        for (name, value) in &plugin.environment {
+            let at = at.entry("environment").entry(name);
+            if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains(['=', '\0']) {
+                self.problem(&at, format!("expected a name of 1 to {MAX_NAME_BYTES} bytes without `=` and NUL"));
+            }
+            if value.len() > MAX_VALUE_BYTES || value.contains('\0') {
+                self.problem(&at, format!("expected a value of at most {MAX_VALUE_BYTES} bytes without NUL"));
+            }
+        }
+    }
+
+    /// What makes no sense for a plugin without streams.
+    fn background(&mut self, plugin: &Plugin, at: &At<'_>) {
+        let given = [
+            ("on_error", plugin.on_error.is_some()),
+            ("events", !plugin.events.is_empty()),
+            ("self_test", plugin.self_test.is_some()),
+            ("isolation", plugin.isolation == Isolation::Stream),
+            ("shadow", plugin.shadow),
+            ("canary", plugin.canary.is_some()),
+        ];
+        for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+            self.problem(&at.entry(key), "a plugin of the phase \"background\" sees no requests, so this means nothing");
         }
     }
 
@@ -272,7 +312,7 @@ impl Checker<'_> {
                 "a filter has no decision that could stay without effect; for the phases admit and route",
             );
         }
-        let Some(trial) = &plugin.canary else { return };
+        let Some(trial) = plugin.canary.as_ref().filter(|_| plugin.phase != Phase::Background) else { return };
         if plugin.phase == Phase::Filter {
             self.problem(&canary, "the session of a request is not known to filters; for the phases admit and route");
         }

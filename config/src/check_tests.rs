@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{Config, Errors, PluginEvent};
+use crate::{Config, Errors, OnError, Phase, PluginEvent};
 
 const MINIMAL: &str = "[[pools]]\nworkers = [\"http://10.0.0.1:30000\"]\n";
 
@@ -467,6 +467,57 @@ fn plugins_call_upstreams_and_pools_that_exist() {
              \"cookie\" or \"set-cookie\", did you mean `cookie`?",
         ]
     );
+}
+
+#[test]
+fn a_plugin_of_the_background_has_nothing_that_is_about_requests() {
+    let plugin = "[[plugins]]\nname = \"p\"\nwasm = \"https://example.com/p.wasm\"\n";
+    let plugin = format!("{plugin}sha256 = \"{}\"\nphase = \"background\"\n", "0".repeat(64));
+    let config = parse(&format!("{plugin}{MINIMAL}")).unwrap();
+    assert_eq!((config.plugins[0].phase, config.plugins[0].on_error()), (Phase::Background, OnError::Open));
+    let nothing = "a plugin of the phase \"background\" sees no requests, so this means nothing";
+    assert_eq!(
+        problems_of(&format!(
+            "{plugin}on_error = \"closed\"\nevents = [\"end\"]\nisolation = \"stream\"\nshadow = true\n\
+             canary = {{ of = \"q\", percent = 5 }}\n"
+        )),
+        [
+            format!("6:12: plugins[0].on_error: {nothing}"),
+            format!("7:10: plugins[0].events: {nothing}"),
+            format!("8:13: plugins[0].isolation: {nothing}"),
+            format!("9:10: plugins[0].shadow: {nothing}"),
+            format!("10:10: plugins[0].canary: {nothing}"),
+        ]
+    );
+}
+
+#[test]
+fn virtual_machines_have_a_name_space_a_configuration_and_an_environment_within_bounds() {
+    let plugin = "[[plugins]]\nname = \"p\"\nwasm = \"builtin:kv-affinity\"\nphase = \"route\"\n";
+    let text = format!("{plugin}vm_id = \"shared\"\nvm_configuration = \"x\"\nenvironment = {{ A = \"1\", \"b c\" = \"\" }}\n{MINIMAL}");
+    let config = parse(&text).unwrap();
+    let found = &config.plugins[0];
+    assert_eq!((found.vm_id.as_deref(), found.vm_configuration.as_str()), (Some("shared"), "x"));
+    assert_eq!(found.environment.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>(), ["A=1", "b c="]);
+    let long = "v".repeat(4_097);
+    let name = "n".repeat(129);
+    let bad_name = "expected a name of 1 to 128 bytes without `=` and NUL";
+    let bad_value = "expected a value of at most 4096 bytes without NUL";
+    let problems = problems_of(&format!(
+        "{plugin}vm_id = \"turnstile\"\n[plugins.environment]\n\"\" = \"1\"\n\"A=B\" = \"1\"\n\"C\\u0000\" = \"1\"\n{name} = \"1\"\n\
+         D = \"a\\u0000\"\nE = \"{long}\"\n"
+    ));
+    assert_eq!(problems.len(), 7, "{problems:#?}");
+    assert!(problems[0].contains("plugins[0].vm_id: turnstile is the name space of"), "{}", problems[0]);
+    assert_eq!(problems.iter().filter(|problem| problem.ends_with(bad_name)).count(), 4, "{problems:#?}");
+    assert_eq!(problems.iter().filter(|problem| problem.ends_with(bad_value)).count(), 2, "{problems:#?}");
+    let problems = problems_of(&format!("{plugin}vm_id = \"a/b\"\n"));
+    assert_eq!(problems, ["5:9: plugins[0].vm_id: expected letters, digits and - _ . only, 1 to 128 of them"]);
+    let many: String = (0..65).map(|n| format!("V{n} = \"\"\n")).collect();
+    let problems = problems_of(&format!("{plugin}[plugins.environment]\n{many}"));
+    assert!(matches!(problems.as_slice(), [one] if one.contains("plugins[0].environment") && one.contains("64")), "{problems:?}");
+    let problems = problems_of(&format!("{plugin}vm_configuration = \"{}\"\n", "x".repeat(65_537)));
+    assert!(matches!(problems.as_slice(), [one] if one.contains("plugins[0].vm_configuration")), "{problems:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The chain of Proxy-Wasm plugins.
 
-use std::{borrow::Cow, fmt, path::PathBuf, str::FromStr};
+use std::{borrow::Cow, collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -30,8 +30,22 @@ pub struct Plugin {
     /// The plugin's own configuration, handed to it as JSON. Shown on the admin listener, so no place for secrets.
     #[serde(default)]
     pub config: Map<String, Value>,
+    /// Configuration of the plugin's virtual machine, handed to it as it is when that starts (`proxy_on_vm_start`). Shown on the
+    /// admin listener, so no place for secrets.
+    #[serde(default)]
+    #[schemars(length(max = 65_536))]
+    pub vm_configuration: String,
+    /// Name space of the plugin's shared data and queues, and what it reads as `plugin_vm_id`: plugins with the same one share
+    /// them. Absent: the plugin's name.
+    #[schemars(extend("format" = "name"))]
+    pub vm_id: Option<String>,
+    /// What the module sees as its environment by WASI: names without `=`, 128 bytes at most, with values of 4096 bytes at most;
+    /// 64 of them at most. Shown on the admin listener, so no place for secrets.
+    #[serde(default)]
+    #[schemars(extend("maxProperties" = 64))]
+    pub environment: BTreeMap<String, String>,
     /// What happens to a request when the plugin traps, times out or is quarantined. Absent: `fallback` in the phases
-    /// `admit` and `route`, `closed` in the phase `filter`.
+    /// `admit` and `route`, `closed` in the phase `filter`. Not for the phase `background`.
     pub on_error: Option<OnError>,
     /// Milliseconds one call into the plugin may take.
     #[serde(default = "default_callback_timeout_ms")]
@@ -45,7 +59,8 @@ pub struct Plugin {
     #[serde(default = "default_memory_mib")]
     #[schemars(range(min = 1, max = 4096))]
     pub memory_mib: u32,
-    /// Instances that share the work; each has its own memory and runs one call at a time. Absent: one per thread.
+    /// Instances that share the work; each has its own memory and runs one call at a time. Absent: one per thread; in the phase
+    /// `background` one, since each has its own ticks.
     #[schemars(range(min = 1, max = 1024))]
     pub instances: Option<u32>,
     /// Log lines per second that are kept, over all instances; more are dropped and counted.
@@ -170,6 +185,8 @@ pub enum Phase {
     Admit,
     /// When a request is dispatched: chooses worker and session.
     Route,
+    /// Never for a request: it has ticks, calls, queues and shared data of its own, and no streams.
+    Background,
 }
 
 /// What happens to a request when a plugin fails.
@@ -283,6 +300,9 @@ impl Plugin {
             wasm,
             phase,
             config: Map::new(),
+            vm_configuration: String::new(),
+            vm_id: None,
+            environment: BTreeMap::new(),
             on_error: None,
             callback_timeout_ms: default_callback_timeout_ms(),
             configure_timeout_ms: default_configure_timeout_ms(),
@@ -322,6 +342,8 @@ impl Plugin {
         self.on_error.unwrap_or(match self.phase {
             Phase::Filter => OnError::Closed,
             Phase::Admit | Phase::Route => OnError::Fallback,
+            // No request depends on it.
+            Phase::Background => OnError::Open,
         })
     }
 
@@ -373,6 +395,7 @@ impl Phase {
             Self::Filter => "filter",
             Self::Admit => "admit",
             Self::Route => "route",
+            Self::Background => "background",
         }
     }
 }

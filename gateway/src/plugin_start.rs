@@ -12,7 +12,7 @@ use crate::policy::{CanaryRun, ChainPlugin, PolicyStore};
 use crate::self_test;
 use std::collections::HashMap;
 use std::sync::Arc;
-use turnstile_config::{Config, Isolation, Plugin as PluginConfig, PluginSource};
+use turnstile_config::{Config, Isolation, Phase, Plugin as PluginConfig, PluginSource};
 use turnstile_plugins::{Callback, Plugin, PluginServices, PluginSpec, SecretHeaders};
 
 /// Where modules come from.
@@ -131,7 +131,13 @@ impl Start<'_> {
 
     fn spec(&self, plugin: &PluginConfig, wasm: Arc<[u8]>) -> PluginSpec {
         let mut spec = PluginSpec::new(plugin.name.as_str(), wasm).with_configuration(plugin.config_json());
-        spec.shards = plugin.instances.map_or(self.foundation.threads, |n| n as usize).max(1);
+        let instances = if plugin.phase == Phase::Background { 1 } else { self.foundation.threads };
+        spec.shards = plugin.instances.map_or(instances, |n| n as usize).max(1);
+        spec.vm_configuration = plugin.vm_configuration.clone().into_bytes();
+        spec.environment = plugin.environment.clone().into_iter().collect();
+        if let Some(vm_id) = &plugin.vm_id {
+            spec.vm_id.clone_from(vm_id);
+        }
         spec.recycle_bytes = plugin.recycle_memory_mib.map(|mib| (mib as usize) << 20);
         spec.stream_isolation = plugin.isolation == Isolation::Stream;
         spec.limits.callback_deadline_ms = plugin.callback_timeout_ms;

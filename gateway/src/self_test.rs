@@ -40,6 +40,8 @@ pub fn run(
         Plugin::start(&foundation.runtime, spec, foundation.shared.clone()).map_err(|error| error.to_string())?;
     let result = match plugin.phase {
         Phase::Filter => filter(&tried, &request),
+        // It is told of no request.
+        Phase::Background => Ok(()),
         Phase::Admit | Phase::Route => policy(&tried, plugin.phase, &request, config, foundation.seed),
     };
     let late = tried.stats().late > 0;

@@ -76,6 +76,9 @@ impl PluginSpec {
     /// Whether a start of the other would run as one of this does, given the same module.
     pub fn runs_as(&self, other: &Self) -> bool {
         self.configuration == other.configuration
+            && self.vm_configuration == other.vm_configuration
+            && self.vm_id == other.vm_id
+            && self.environment == other.environment
             && self.limits == other.limits
             && self.shards == other.shards
             && self.recycle_bytes == other.recycle_bytes

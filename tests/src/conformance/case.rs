@@ -128,6 +128,8 @@ pub enum Phase {
     Admit,
     /// It says where.
     Route,
+    /// It sees no requests.
+    Background,
 }
 
 /// What is left of the host's own files when it starts anew.

@@ -112,15 +112,8 @@ fn chain_text(
     let mut files = BTreeMap::new();
     let mut texts = Vec::new();
     for case in cases {
-        for (what, there) in [
-            ("vm_config", !case.vm_config.is_empty()),
-            ("vm_id", case.vm_id.is_some()),
-            ("environment", !case.environment.is_empty()),
-            ("log_level", case.log_level.is_some()),
-        ] {
-            if there {
-                return Err(format!("plugins.{}.{what}: the gateway has no such option", case.name));
-            }
+        if case.log_level.is_some() {
+            return Err(format!("plugins.{}.log_level: the gateway has no such option", case.name));
         }
         let file = format!("{}.wasm", case.module);
         files.insert(file.clone(), guests.module(&case.module)?);
@@ -128,16 +121,29 @@ fn chain_text(
             None | Some(Phase::Filter) => "filter",
             Some(Phase::Admit) => "admit",
             Some(Phase::Route) => "route",
+            Some(Phase::Background) => "background",
         };
+        let quoted = |text: &str| toml::Value::from(text).to_string();
         let mut text = PluginText::new(&format!("{prefix}{}", case.name), file, phase)
             .key(format!("callback_timeout_ms = {}", case.callback_ms.unwrap_or(AMPLE_MS)))
             .key(format!("configure_timeout_ms = {}", case.start_ms.unwrap_or(AMPLE_MS)))
             .key(format!("instances = {}", case.instances))
             .key(match case.on_error {
+                _ if phase == "background" => "",
                 OnError::Closed => "on_error = \"closed\"",
                 OnError::Open => "on_error = \"open\"",
                 OnError::Fallback => "on_error = \"fallback\"",
             });
+        if !case.vm_config.is_empty() {
+            text = text.key(format!("vm_configuration = {}", quoted(&case.vm_config)));
+        }
+        if let Some(vm_id) = &case.vm_id {
+            // As the plugin's name, so that tests do not meet.
+            text = text.key(format!("vm_id = {}", quoted(&format!("{prefix}{vm_id}"))));
+        }
+        for (name, value) in &case.environment {
+            text = text.key(format!("environment.{} = {}", quoted(name), quoted(value)));
+        }
         if case.isolated {
             text = text.key("isolation = \"stream\"");
         }

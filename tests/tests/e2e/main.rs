@@ -3,6 +3,7 @@
 
 mod admin;
 mod agreement;
+mod background;
 mod bodies;
 mod callouts;
 mod callouts_grpc;

@@ -2,7 +2,7 @@
 
 use super::chain::{Chain, End, Piece, Said};
 use super::{LONGEST_WAIT_MS, Rig};
-use crate::conformance::case::{Answer, Ask};
+use crate::conformance::case::{Answer, Ask, Phase};
 use crate::conformance::observed::{Fields, Recorded, Reply};
 use crate::conformance::pattern::matches;
 use crate::conformance::server::{fields, header_map};
@@ -59,7 +59,9 @@ enum Broke {
 /// # Errors
 /// A pause that nothing ended.
 pub fn run(rig: &Rig, ask: &Ask, answer: &Answer, hint: usize) -> Result<Outcome, String> {
-    let streams = rig.plugins.iter().map(|running| Some(running.plugin.open_stream(hint))).collect();
+    let in_background = |running: &super::Running| running.case.phase == Some(Phase::Background);
+    let open = |running: &super::Running| (!in_background(running)).then(|| running.plugin.open_stream(hint));
+    let streams = rig.plugins.iter().map(open).collect();
     let mut request = header_map(&ask.headers);
     request.entry("host").or_insert(http::HeaderValue::from_static("kit.test"));
     request.entry("content-type").or_insert(http::HeaderValue::from_static("application/json"));
