@@ -1,6 +1,7 @@
 //! Where a stream's environment lies while its owner waits, so that callbacks of other contexts can reach it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -10,7 +11,7 @@ use crate::env::StreamEnv;
 #[derive(Default)]
 pub struct Berth {
     env: Mutex<Option<Box<dyn StreamEnv>>>,
-    /// Told when the environment is back from a callback.
+    /// Told when an environment is laid there, or is back from a callback.
     home: Condvar,
 }
 
@@ -25,6 +26,17 @@ impl Berth {
     /// Lays an environment there.
     pub(crate) fn park(&self, env: Option<Box<dyn StreamEnv>>) {
         *self.env.lock() = env;
+        self.home.notify_all();
+    }
+
+    /// Takes what lies there, or comes to lie there within this time.
+    fn borrow_within(&self, patience: Duration) -> Option<Box<dyn StreamEnv>> {
+        let mut place = self.env.lock();
+        if place.is_none() && !patience.is_zero() {
+            let until = Instant::now() + patience;
+            while place.is_none() && !self.home.wait_until(&mut place, until).timed_out() {}
+        }
+        place.take()
     }
 
     /// Whether something lies there now.
@@ -51,9 +63,9 @@ impl std::fmt::Debug for Berth {
 }
 
 impl Visit {
-    /// Borrows what lies there for a context, if anything does.
-    pub(crate) fn new(berth: &Arc<Berth>, context: u32) -> Option<Self> {
-        let env = berth.env.lock().take()?;
+    /// Borrows what lies there for a context, or comes to lie there within this time, if anything does.
+    pub(crate) fn new(berth: &Arc<Berth>, context: u32, patience: Duration) -> Option<Self> {
+        let env = berth.borrow_within(patience)?;
         Some(Self { context, env: Some(env), berth: Arc::clone(berth) })
     }
 }

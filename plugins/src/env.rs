@@ -112,12 +112,14 @@ pub trait HeaderPairs {
 pub struct Lent<E> {
     // Empty only while a callback runs, and a callback borrows the whole `Lent` mutably.
     value: Option<Box<E>>,
+    /// Where it lies while its owner waits.
+    berth: Arc<Berth>,
 }
 
 impl<E: StreamEnv> Lent<E> {
     /// Puts the environment where callbacks can borrow it.
     pub fn new(value: E) -> Self {
-        Self { value: Some(Box::new(value)) }
+        Self { value: Some(Box::new(value)), berth: Arc::default() }
     }
 
     /// Takes the environment back for good.
@@ -128,7 +130,7 @@ impl<E: StreamEnv> Lent<E> {
     /// Lays the environment where callbacks of other contexts (replies to calls, ticks, queues) can reach it, for as long as
     /// the owner waits. See [`Stream::poll_effects`](crate::Stream::poll_effects).
     pub fn park(&mut self) -> Parked<'_, E> {
-        let berth = Arc::new(Berth::default());
+        let berth = Arc::clone(&self.berth);
         let env = self.lend();
         let holds = env.is_some();
         berth.park(env);
@@ -138,6 +140,11 @@ impl<E: StreamEnv> Lent<E> {
     #[allow(clippy::expect_used)]
     fn present(self) -> Box<E> {
         self.value.expect(HOME)
+    }
+
+    /// Where it is laid by [`Lent::park`].
+    pub(crate) fn berth(&self) -> &Arc<Berth> {
+        &self.berth
     }
 
     /// Moves the environment out for a callback; [`Lent::give_back`] must follow.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hashbrown::HashMap;
@@ -160,9 +160,14 @@ pub(crate) struct Host {
     pub(crate) limiter: MemoryLimiter,
     /// The callback is past its deadline and in its grace.
     pub(crate) late: bool,
+    /// The callback has waited once for the owner of a stream.
+    pub(crate) met: bool,
     /// Kept for its capacity.
     pub(crate) scratch: Vec<u8>,
 }
+
+/// The longest that a callback waits for the owner of a stream that has just paused: within the deadline of callbacks.
+const MEET_LIMIT: Duration = Duration::from_millis(100);
 
 /// A live stream context.
 #[derive(Default)]
@@ -237,6 +242,7 @@ impl Host {
             consumer,
             root_end: RootEnd::No,
             late: false,
+            met: false,
             scratch: Vec::new(),
         }
     }
@@ -274,11 +280,19 @@ impl Host {
     pub(crate) fn act_for(&mut self, context: u32) {
         self.visiting = None;
         self.effective = context;
-        if context != self.lender
-            && let Some(berth) = self.streams.get(&context).and_then(|slot| slot.berth.as_ref())
-        {
-            self.visiting = Visit::new(berth, context);
+        if context == self.lender {
+            return;
         }
+        let Some(slot) = self.streams.get(&context) else { return };
+        let Some(berth) = &slot.berth else { return };
+        // Between its callback that paused and the place where it waits an owner runs straight on and needs no lock of ours, so it
+        // is there at once, unless its thread was put aside. One that is at other work is not waited for twice.
+        let mut patience = Duration::ZERO;
+        if slot.is_between() && !self.met {
+            self.met = true;
+            patience = MEET_LIMIT.min(Duration::from_millis(self.plugin.spec.limits.callback_deadline_ms / 2));
+        }
+        self.visiting = Visit::new(berth, context, patience);
     }
 
     /// After a callback: gives a borrowed environment back and wakes the owners of streams for which something was asked.

@@ -232,6 +232,7 @@ impl Instance {
         host.act_for(context);
         host.callback = Some(callback);
         host.late = false;
+        host.met = false;
         host.limiter.refused = false;
         self.store.set_epoch_deadline(deadline);
     }
@@ -383,6 +384,23 @@ impl Instance {
             none => *none = Some(cx.waker().clone()),
         }
         None
+    }
+
+    /// If a stream has paused, its environment will lie there soon.
+    pub(crate) fn pauses_at(&mut self, context: u32, berth: &Arc<Berth>) {
+        if let Some(slot) = self.store.data_mut().streams.get_mut(&context)
+            && slot.pauses
+            && !slot.berth.as_ref().is_some_and(|known| Arc::ptr_eq(known, berth))
+        {
+            slot.berth = Some(Arc::clone(berth));
+        }
+    }
+
+    /// Nobody waits for this stream.
+    pub(crate) fn goes_on(&mut self, context: u32) {
+        if let Some(slot) = self.store.data_mut().streams.get_mut(&context) {
+            slot.pauses = false;
+        }
     }
 
     /// Whether the stream that made a call has paused a moment ago, and its environment cannot be reached yet.

@@ -203,6 +203,13 @@ impl Stream {
         }
     }
 
+    /// Nobody waits for this stream, though its last callback paused: callbacks of other contexts need not look out for it.
+    pub fn goes_on(&mut self) {
+        let State::Bound { sequence, context } = self.state else { return };
+        let go = |state: &mut ShardState| state.instance.as_deref_mut().map(|instance| instance.goes_on(context));
+        self.plugin.with_holder(self.shard, sequence, go);
+    }
+
     /// Takes what callbacks of other contexts (ticks, mostly) asked for this stream.
     pub fn take_effects(&mut self) -> Effects {
         let State::Bound { sequence, context } = self.state else { return Effects::default() };
@@ -328,6 +335,7 @@ fn run_in<E: StreamEnv, R>(
         run(instance, context)
     });
     env.give_back(instance.give_back());
+    instance.pauses_at(context, env.berth());
     plugin.loaded.stats.count_call(started);
     let result = result.map_err(|failure| (plugin.discard(state, failure), sequence));
     Some((result, state.collect()))

@@ -239,6 +239,9 @@ impl TurnPolicies {
                     if let Some(verdict) = ended_by(plugin, outcome.effects) {
                         return verdict;
                     }
+                    if let (true, false, Some(Some(stream))) = (paused, self.waits, self.streams.get_mut(at)) {
+                        stream.goes_on();
+                    }
                     if paused && self.waits {
                         self.paused = Some(Pause { phase, at, next: listed_at + 1, before });
                         return Verdict::Paused;
@@ -397,6 +400,10 @@ impl TurnPolicies {
     fn ask_shadow(&mut self, at: usize, plugin: &ChainPlugin, own: &Arc<dyn PolicyStore>) {
         let before = self.env.begin_shadow(own);
         let outcome = self.enter(at, plugin);
+        if let Some(Some(stream)) = self.streams.get_mut(at) {
+            // A shadow that pauses is not waited for.
+            stream.goes_on();
+        }
         let (before, after) = self.env.end_shadow(before);
         let (answer, fault) = match outcome {
             Ok(outcome) => (outcome.effects.local_response, None),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use turnstile_plugins::{CallCommand, Effects, Fault, FaultKind, HttpEnv, HttpReply, Lent, PluginSpec, Stream};
 
@@ -232,6 +233,71 @@ fn ticks_and_queues_resume_streams() {
         assert!(effects.continue_request, "{by}");
         assert_eq!(rings, 1, "{by}");
     }
+}
+
+/// A tick or a queue that acts for a stream which has paused, before its owner has come to where it waits. The guest logs `tick`
+/// before it acts.
+fn acts_early(by: &str) -> Guest {
+    Guest::new(&format!(
+        r#"(data (i32.const 100) "q") (data (i32.const 300) "x-checkedyestick")
+        (func (export "proxy_on_configure") (param i32 i32) (result i32)
+          (drop (call $set_tick (i32.const {})))
+          (drop (call $register_queue (i32.const 100) (i32.const 1) (i32.const 908)))
+          (i32.const 1))
+        (func (export "proxy_on_request_headers") (param $context i32) (param i32 i32) (result i32)
+          (i32.store (i32.const 904) (local.get $context))
+          (drop (call $enqueue (i32.load (i32.const 908)) (i32.const 100) (i32.const 1)))
+          (i32.const 1))
+        (func $act
+          (drop (call $log (i32.const 2) (i32.const 312) (i32.const 4)))
+          (drop (call $effective (i32.load (i32.const 904))))
+          (drop (call $replace_header (i32.const 0) (i32.const 300) (i32.const 9) (i32.const 309) (i32.const 3)))
+          (drop (call $continue_stream (i32.const 0))))
+        (func (export "proxy_on_tick") (param i32) {})
+        (func (export "proxy_on_queue_ready") (param i32 i32) {})"#,
+        if by == "tick" { 10 } else { 0 },
+        if by == "tick" { "(call $act)" } else { "" },
+        if by == "queue" { "(call $act)" } else { "" },
+    ))
+}
+
+#[test]
+fn ticks_and_queues_look_out_for_a_stream_that_is_on_its_way_to_wait() {
+    for by in ["tick", "queue"] {
+        let mut spec = acts_early(by).spec();
+        spec.limits.callback_deadline_ms = 10_000;
+        // An owner whose thread the system puts aside comes too late, and the edit is lost as before: another try shows it.
+        let edited = (0..20).any(|_| {
+            let rig = Rig::start(spec.clone()).unwrap();
+            rig.plugin.tick(0);
+            let (mut stream, mut env) = paused(&rig);
+            std::thread::scope(|threads| {
+                threads.spawn(|| rig.plugin.tick(10));
+                while !rig.gateway.lines.lock().iter().any(|(_, line)| line == "tick") {
+                    std::thread::yield_now();
+                }
+                // It has asked for the stream by now.
+                std::thread::sleep(Duration::from_millis(2));
+                let mut cx = Context::from_waker(Waker::noop());
+                let parked = env.park();
+                while stream.poll_effects(&mut cx, parked.berth()).is_pending() {
+                    std::thread::yield_now();
+                }
+            });
+            header(&env, "x-checked").as_deref() == Some(b"yes") && rig.plugin.stats().tolerated == 0
+        });
+        assert!(edited, "{by}");
+    }
+}
+
+#[test]
+fn nobody_looks_out_for_a_stream_that_is_not_waited_for() {
+    let rig = gate("(call $release)");
+    let (mut stream, _env) = paused(&rig);
+    let (handle, _) = rig.call();
+    assert!(handle.finds_owner_at_work());
+    stream.goes_on();
+    assert!(!handle.finds_owner_at_work());
 }
 
 #[test]
