@@ -284,7 +284,7 @@ memory_mib = 5000
             "12:8: plugins[2].name: the name b is already used by plugins[1].name".to_owned(),
             "14:9: plugins[2].phase: priority-queue runs in the phase \"admit\"".to_owned(),
             "16:8: plugins[3].name: expected letters, digits and - _ . only, 1 to 128 of them".to_owned(),
-            "18:9: plugins[3].phase: expected \"filter\" or \"admit\" or \"route\", did you mean `route`?".to_owned(),
+            "18:9: plugins[3].phase: expected \"filter\" or \"admit\" or \"route\" or \"background\", did you mean `route`?".to_owned(),
             "21:8: plugins[4].wasm: ./. is not a file".to_owned(),
             "23:14: plugins[4].memory_mib: must be from 1 to 4096".to_owned(),
         ]

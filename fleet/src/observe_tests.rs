@@ -645,7 +645,7 @@ fn recorded_answers_tell_what_happens_in_them_in_order() {
 
 #[test]
 fn only_what_was_asked_for_is_kept() {
-    let body = &named("chat_tools_stream").body;
+    let body = &named("chat_tools_required_stream").body;
     let of = |asked| happenings(Route::Chat, true, asked, body).0;
     assert_eq!(of(Asked::default()), [""; 0]);
     let all = of(ALL);

@@ -1,7 +1,9 @@
 //! The observer of answers.
 
 use bytes::Bytes;
-use turnstile_fleet::observe::{FirstEvent, Observation, ObserveOptions, Observer, WorkerError};
+use turnstile_fleet::observe::{
+    Asked, FirstEvent, Happening, MOST_OF_A_KIND, Observation, ObserveOptions, Observer, WorkerError,
+};
 use turnstile_fleet::reply::Reply;
 
 use super::input::{Numbers, first_line, route};
@@ -13,10 +15,11 @@ struct Seen {
     observation: Observation,
     first: Option<Option<WorkerError>>,
     reply: Option<Reply>,
+    happenings: Vec<Happening>,
 }
 
 /// However an answer is split, it comes out the same and is understood the same, and no more of it is held than allowed. The
-/// first line names the route and any of `json`, `usage`, `details`, `asked`, `clean`, `reply`, `tight`; the
+/// first line names the route and any of `json`, `usage`, `details`, `asked`, `clean`, `reply`, `tight`, `events`; the
 /// rest is the answer.
 pub fn sse_observe(data: &[u8]) {
     let (line, answer) = first_line(data);
@@ -29,6 +32,7 @@ pub fn sse_observe(data: &[u8]) {
         cached_details_asked: says("asked"),
         clean_errors: says("clean"),
         collect_reply: says("reply"),
+        asked: Asked { first_token: says("events"), tool_call: says("events"), finish: says("events") },
         max_reply_bytes: if tight { 48 } else { 1 << 20 },
         max_event_bytes: if tight { 160 } else { 1 << 20 },
         max_body_bytes: if tight { 400 } else { 1 << 20 },
@@ -62,7 +66,8 @@ pub fn sse_observe(data: &[u8]) {
             FirstEvent::Data => Some(None),
             FirstEvent::Error(error) => Some(Some(error.clone())),
         };
-        Seen { out, observation: observer.observation().clone(), first, reply: observer.take_reply() }
+        let happenings = observer.take_happenings();
+        Seen { out, observation: observer.observation().clone(), first, reply: observer.take_reply(), happenings }
     };
 
     let whole = run(&mut |rest| rest);
@@ -89,6 +94,13 @@ fn bounded(seen: &Seen, options: &ObserveOptions) {
     assert!(observation.tool_calls.iter().all(|name| name.len() <= 128));
     assert!(observation.finish_reason.as_ref().is_none_or(|reason| reason.len() <= 64));
     assert!(observation.error.as_ref().is_none_or(|error| error.message.len() <= 512));
+    assert!(seen.happenings.len() <= 1 + 2 * MOST_OF_A_KIND);
+    assert!(seen.happenings.iter().skip(1).all(|one| *one != Happening::FirstToken));
+    assert!(seen.happenings.iter().all(|one| match one {
+        Happening::FirstToken => true,
+        Happening::ToolCall { name, .. } => name.len() <= 128,
+        Happening::Finish { reason } => reason.len() <= 64,
+    }));
     if let Some(reply) = &seen.reply {
         let calls: usize = reply.tool_calls.iter().map(|c| c.id.len() + c.name.len() + c.arguments.len()).sum();
         let text = [&reply.content, &reply.reasoning_content].into_iter().flatten().map(String::len).sum::<usize>();

@@ -270,8 +270,9 @@ impl Instance {
         if let Some(slot) = self.store.data_mut().streams.get_mut(&context) {
             slot.pauses = action == Action::Pause && !effects.resumes();
         }
-        let drops_body = returned == 3 && matches!(callback, Callback::RequestBody | Callback::ResponseBody);
-        Ok(CallOutcome { action, effects, drops_body })
+        let is_body = matches!(callback, Callback::RequestBody | Callback::ResponseBody);
+        let (flow_control, drops_body) = (is_body && returned == 2, is_body && returned == 3);
+        Ok(CallOutcome { action, effects, drops_body, flow_control })
     }
 
     /// Sets what a foreign function call of the host reads as its arguments.

@@ -88,6 +88,9 @@ pub struct CallOutcome {
     pub effects: Effects,
     /// A body callback that paused and wants nothing held: what it saw goes nowhere.
     pub drops_body: bool,
+    /// A body callback that paused under flow control: what it saw is held and not shown again, and when that is more than may be
+    /// held, nothing more is read until it goes on.
+    pub flow_control: bool,
 }
 
 impl CallOutcome {

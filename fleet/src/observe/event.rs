@@ -89,7 +89,7 @@ fn openai(data: &[u8], watch: &mut Watch) -> Verdict {
         || has(data, &keys.sglext)
         || has(data, &keys.error);
     if !matters {
-        watch.generated();
+        watch.seen.content_events += 1;
         return Verdict::Keep;
     }
     let Ok(chunk) = serde_json::from_slice::<OpenAi<'_>>(data) else {
@@ -101,7 +101,10 @@ fn openai(data: &[u8], watch: &mut Watch) -> Verdict {
     }
     let choices = chunk.choices.as_deref().unwrap_or_default();
     if choices.iter().any(carries_tokens) {
-        watch.generated();
+        watch.seen.content_events += 1;
+    }
+    if choices.iter().any(speaks) {
+        watch.heard.token();
     }
     for choice in choices {
         note_choice(choice, watch);
@@ -190,9 +193,11 @@ fn status_of(kind: &str) -> Option<u16> {
 
 /// Whether a chunk's choice brings tokens, or is the empty one that only says why it ended.
 fn carries_tokens(choice: &Choice<'_>) -> bool {
-    if choice.finish_reason.is_none() {
-        return true;
-    }
+    choice.finish_reason.is_none() || speaks(choice)
+}
+
+/// Whether a chunk's choice says something. The first one only names the role.
+fn speaks(choice: &Choice<'_>) -> bool {
     let some = |raw: Raw<'_>| text(raw).is_some_and(|t| !t.is_empty());
     let in_delta = choice.delta.as_ref().is_some_and(|d| {
         some(d.content) || some(d.reasoning_content) || d.tool_calls.as_ref().is_some_and(|c| !c.is_empty())

@@ -17,6 +17,7 @@ use crate::errors::{Kind, Refusal};
 use crate::gateway::Gateway;
 use crate::generation::Generation;
 use crate::policy::RequestHead;
+use bytes::{Bytes, BytesMut};
 use http::header;
 use pingora_core::protocols::http::client::HttpSession;
 use std::borrow::Cow;
@@ -64,8 +65,48 @@ pub struct FilterRun {
 /// What one callback came to.
 enum Step {
     Go,
-    Paused { drops_body: bool },
+    Paused(BodyPause),
     End(FilterVerdict),
+}
+
+/// What becomes of a piece of a body when its filter pauses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BodyPause {
+    /// Held, and shown again with what comes; too much of it is an error.
+    Hold,
+    /// Held, and not shown again; when it is too much, nothing more is read.
+    FlowControl,
+    /// It goes nowhere.
+    Drop,
+}
+
+/// What a filter that has paused holds of a body.
+#[derive(Clone, Debug, Default)]
+struct HeldPart {
+    bytes: BytesMut,
+    /// It is shown again with what comes.
+    shown: bool,
+    /// It is as much as may be held: nothing more is read.
+    full: bool,
+}
+
+impl HeldPart {
+    /// What goes before a new piece unseen, and the piece as the filter sees it.
+    fn meets(self, piece: Bytes) -> (BytesMut, Bytes) {
+        match self.shown {
+            true => (BytesMut::new(), joined(self.bytes, piece)),
+            false => (self.bytes, piece),
+        }
+    }
+}
+
+/// Two parts of a body.
+fn joined(mut first: BytesMut, second: Bytes) -> Bytes {
+    if first.is_empty() {
+        return second;
+    }
+    first.extend_from_slice(&second);
+    first.freeze()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -188,10 +229,14 @@ impl FilterRun {
             Side::Request => outcome.paused_request(),
             Side::Response => outcome.paused_response(),
         };
-        let drops_body = outcome.drops_body;
+        let pause = match (outcome.drops_body, outcome.flow_control) {
+            (true, _) => BodyPause::Drop,
+            (_, true) => BodyPause::FlowControl,
+            _ => BodyPause::Hold,
+        };
         match self.ends(outcome.effects, side) {
             Some(verdict) => Step::End(verdict),
-            None if paused => Step::Paused { drops_body },
+            None if paused => Step::Paused(pause),
             None => Step::Go,
         }
     }

@@ -1,6 +1,6 @@
 //! The request side: head, body piece by piece, trailers.
 
-use super::{Asked, FilterRun, FilterVerdict, Side, Step};
+use super::{Asked, BodyPause, FilterRun, FilterVerdict, HeldPart, Side, Step, joined};
 use crate::errors::{Kind, Refusal};
 use crate::forward::client_gone;
 use crate::request_body::{self, BodyLimits, Held, Pieces};
@@ -12,7 +12,7 @@ use turnstile_plugins::{Body, Callback};
 /// A request's body on its way through the filters.
 struct Passing {
     /// What each filter that has paused holds, by position.
-    held: Vec<Option<Bytes>>,
+    held: Vec<Option<HeldPart>>,
     /// What has come out behind the last filter.
     out: Vec<Bytes>,
     most: BodyLimits,
@@ -34,7 +34,7 @@ impl FilterRun {
             self.entered = at + 1;
             match step {
                 Step::Go => {}
-                Step::Paused { .. } => {
+                Step::Paused(_) => {
                     if let Some(verdict) = self.wait(at, Side::Request, client_gone(client)).await {
                         return verdict;
                     }
@@ -103,35 +103,81 @@ impl FilterRun {
                 return pieces.next(client, room).await.map_err(FilterVerdict::Failed);
             };
             // What it holds is what callbacks for it see.
-            self.env.body = Body::new(passing.take(holds));
-            let came = {
-                // Kept over wake-ups: a read that is given up might lose what it has.
-                let read = pieces.next(client, room);
-                tokio::pin!(read);
-                loop {
-                    tokio::select! {
-                        // What is to go on goes before the next piece does.
-                        biased;
-                        (from, effects) = self.effects() => {
-                            let waits = from == holds || passing.holds(from);
-                            match self.asked(Side::Request, waits, from, effects) {
-                                Asked::Nothing => {}
-                                Asked::Go => break Err((from, None)),
-                                Asked::End(verdict) => break Err((from, Some(verdict))),
-                            }
-                        }
-                        piece = &mut read => break Ok(piece),
-                    }
-                }
+            let mut part = passing.take(holds);
+            let full = passing.full().or(part.full.then_some(holds));
+            self.env.body = Body::new(std::mem::take(&mut part.bytes).freeze());
+            let came = match full {
+                Some(full) => self.let_go(client, passing, holds, full).await.map(|()| None),
+                None => self.read_or_let_go(client, pieces, room, passing, holds).await,
             };
-            passing.put(holds, self.env.take_body());
+            passing.put(holds, HeldPart { bytes: self.env.take_body().into(), ..part });
             match came {
-                Ok(piece) => return piece.map_err(FilterVerdict::Failed),
+                Ok(Some(piece)) => return piece.map_err(FilterVerdict::Failed),
+                Ok(None) => {}
                 Err((_, Some(verdict))) => return Err(verdict),
                 Err((from, None)) => {
-                    let piece = passing.take(from);
+                    let piece = passing.take(from).bytes.freeze();
                     self.pass(client, passing, piece, from + 1, false).await?;
                 }
+            }
+        }
+    }
+
+    /// Reads the next piece, unless a filter lets go before it has come: its place, or the end of all.
+    async fn read_or_let_go(
+        &mut self,
+        client: &mut ServerSession,
+        pieces: &mut Pieces,
+        room: &mut Held,
+        passing: &Passing,
+        holds: usize,
+    ) -> Result<Option<Result<Option<Bytes>, Refusal>>, (usize, Option<FilterVerdict>)> {
+        // Kept over wake-ups: a read that is given up might lose what it has.
+        let read = pieces.next(client, room);
+        tokio::pin!(read);
+        loop {
+            tokio::select! {
+                // What is to go on goes before the next piece does.
+                biased;
+                (from, effects) = self.effects() => {
+                    let waits = from == holds || passing.holds(from);
+                    match self.asked(Side::Request, waits, from, effects) {
+                        Asked::Nothing => {}
+                        Asked::Go => return Err((from, None)),
+                        Asked::End(verdict) => return Err((from, Some(verdict))),
+                    }
+                }
+                piece = &mut read => return Ok(Some(piece)),
+            }
+        }
+    }
+
+    /// Waits, without reading on, until a filter lets go, since the one at `full` holds as much as it may. As any filter that has
+    /// paused with nothing to come for it, it has its time.
+    async fn let_go(
+        &mut self,
+        client: &mut ServerSession,
+        passing: &Passing,
+        holds: usize,
+        full: usize,
+    ) -> Result<(), (usize, Option<FilterVerdict>)> {
+        let gone = client_gone(client);
+        tokio::pin!(gone);
+        loop {
+            let (from, effects) = tokio::select! {
+                asked = self.patiently(full) => asked,
+                () = &mut gone => return Err((full, Some(self.client_left()))),
+            };
+            let asked = match effects {
+                Some(effects) => {
+                    self.asked(Side::Request, from == holds || passing.holds(from), from, effects)
+                }
+                None => self.too_long(full).map_or(Asked::Go, Asked::End),
+            };
+            match asked {
+                Asked::Nothing => {}
+                Asked::Go => return Err((from, None)),
+                Asked::End(verdict) => return Err((from, Some(verdict))),
             }
         }
     }
@@ -153,30 +199,33 @@ impl FilterRun {
             if !self.wants(at, Callback::RequestBody) {
                 continue;
             }
-            piece = joined(&passing.take(at), &piece);
-            let size = piece.len();
-            self.env.body = Body::new(piece);
-            let drops_body = match self.call(at, Side::Request, |s, env| s.on_request_body(env, size, end)) {
+            let (behind, seen) = passing.take(at).meets(piece);
+            let size = seen.len();
+            self.env.body = Body::new(seen);
+            let pause = match self.call(at, Side::Request, |s, env| s.on_request_body(env, size, end)) {
                 Step::Go => {
-                    piece = self.env.take_body();
+                    piece = joined(behind, self.env.take_body());
                     continue;
                 }
                 Step::End(verdict) => return Err(verdict),
-                Step::Paused { drops_body } => drops_body,
+                Step::Paused(pause) => pause,
             };
-            if drops_body {
+            if pause == BodyPause::Drop {
                 self.env.body = Body::default();
             }
             let most = self.most_held(at);
-            if self.env.body.bytes.len() > most {
+            let over = behind.len() + self.env.body.bytes.len() > most;
+            if over && pause != BodyPause::FlowControl {
                 let name = self.generation.chain.get(at).map_or("", |c| &*c.name);
                 let message = format!("the request body is larger than the {most} bytes held for the filter {name}");
                 return Err(FilterVerdict::Failed(Refusal::new(Kind::TooLarge, message)));
             }
+            let bytes: BytesMut = joined(behind, self.env.take_body()).into();
             if !end {
-                passing.put(at, self.env.take_body());
+                passing.put(at, HeldPart { bytes, shown: pause == BodyPause::Hold, full: over });
                 return Ok(());
             }
+            self.env.body = Body::new(bytes.freeze());
             if let Some(verdict) = self.wait(at, Side::Request, client_gone(client)).await {
                 return Err(verdict);
             }
@@ -196,11 +245,11 @@ impl FilterRun {
         for at in 0..self.streams.len() {
             let holds = passing.holds(at);
             if holds {
-                self.env.body = Body::new(passing.take(at));
+                self.env.body = Body::new(passing.take(at).bytes.freeze());
             }
             let waits = match self.call(at, Side::Request, |s, env| s.on_request_trailers(env)) {
                 Step::Go => None,
-                Step::Paused { .. } => self.wait(at, Side::Request, client_gone(client)).await,
+                Step::Paused(_) => self.wait(at, Side::Request, client_gone(client)).await,
                 Step::End(verdict) => Some(verdict),
             };
             if let Some(verdict) = waits {
@@ -227,13 +276,18 @@ impl Passing {
         self.held.iter().rposition(Option::is_some)
     }
 
-    fn take(&mut self, at: usize) -> Bytes {
+    /// The filter that holds as much as it may, if one does: nothing is to be read until it goes on.
+    fn full(&self) -> Option<usize> {
+        self.held.iter().position(|held| held.as_ref().is_some_and(|held| held.full))
+    }
+
+    fn take(&mut self, at: usize) -> HeldPart {
         self.held.get_mut(at).and_then(Option::take).unwrap_or_default()
     }
 
-    fn put(&mut self, at: usize, piece: Bytes) {
+    fn put(&mut self, at: usize, held: HeldPart) {
         if let Some(place) = self.held.get_mut(at) {
-            *place = Some(piece);
+            *place = Some(held);
         }
     }
 
@@ -253,19 +307,6 @@ impl Passing {
             0 => Bytes::new(),
             1 => self.out.pop().unwrap_or_default(),
             _ => Bytes::from(self.out.concat()),
-        }
-    }
-}
-
-fn joined(first: &Bytes, second: &Bytes) -> Bytes {
-    match (first.is_empty(), second.is_empty()) {
-        (true, _) => second.clone(),
-        (_, true) => first.clone(),
-        _ => {
-            let mut both = BytesMut::with_capacity(first.len() + second.len());
-            both.extend_from_slice(first);
-            both.extend_from_slice(second);
-            both.freeze()
         }
     }
 }

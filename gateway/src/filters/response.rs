@@ -1,6 +1,6 @@
 //! The response side: head, body piece by piece, trailers.
 
-use super::{Asked, FilterRun, FilterVerdict, Side, Step};
+use super::{Asked, BodyPause, FilterRun, FilterVerdict, HeldPart, Side, Step, joined};
 use crate::errors::{Kind, Refusal};
 use crate::forward::relay::{ResponseFilter, Stop};
 use crate::policy::Event;
@@ -17,7 +17,7 @@ use turnstile_plugins::{Body, Callback, FaultKind, FieldMap, ResponseMap};
 pub struct ChunkFilter<'a> {
     run: &'a mut FilterRun,
     /// What each filter that has paused holds, by position.
-    held: Vec<Option<BytesMut>>,
+    held: Vec<Option<HeldPart>>,
     /// How many of them, from the first, see what comes: once one has ended the answer, those in front of it.
     reach: usize,
 }
@@ -39,7 +39,7 @@ impl FilterRun {
             let end = end || self.response_ended;
             let waits = match self.call(at, Side::Response, |s, env| s.on_response_headers(env, end)) {
                 Step::Go => None,
-                Step::Paused { .. } => self.wait(at, Side::Response, &mut gone).await,
+                Step::Paused(_) => self.wait(at, Side::Response, &mut gone).await,
                 Step::End(verdict) => Some(verdict),
             };
             if let Some(verdict) = waits {
@@ -94,14 +94,19 @@ impl ChunkFilter<'_> {
         self.held.iter().position(Option::is_some)
     }
 
-    fn take(&mut self, at: usize) -> BytesMut {
+    fn take(&mut self, at: usize) -> HeldPart {
         self.held.get_mut(at).and_then(Option::take).unwrap_or_default()
     }
 
-    fn put(&mut self, at: usize, held: impl Into<BytesMut>) {
+    fn put(&mut self, at: usize, held: HeldPart) {
         if let Some(place) = self.held.get_mut(at) {
-            *place = Some(held.into());
+            *place = Some(held);
         }
+    }
+
+    /// Whether a filter holds as much as it may, and nothing is to be read until it goes on.
+    fn is_full(&self) -> bool {
+        self.held.iter().flatten().any(|held| held.full)
     }
 
     /// A chunk as it came from the worker.
@@ -129,40 +134,38 @@ impl ChunkFilter<'_> {
             if !self.run.wants(at, Callback::ResponseBody) {
                 continue;
             }
-            let mut held = self.take(at);
-            if !held.is_empty() {
-                held.extend_from_slice(&chunk);
-                chunk = held.freeze();
-            }
-            let size = chunk.len();
-            self.run.env.chunk = Body::new(chunk);
-            let drops_body = match self.run.call(at, Side::Response, |s, env| s.on_response_body(env, size, end)) {
+            let (behind, seen) = self.take(at).meets(chunk);
+            let size = seen.len();
+            self.run.env.chunk = Body::new(seen);
+            let pause = match self.run.call(at, Side::Response, |s, env| s.on_response_body(env, size, end)) {
                 Step::Go => {
-                    chunk = self.run.env.take_chunk();
+                    chunk = joined(behind, self.run.env.take_chunk());
                     continue;
                 }
                 Step::End(verdict) => return self.ends(at, verdict),
-                Step::Paused { drops_body } => drops_body,
+                Step::Paused(pause) => pause,
             };
-            if drops_body {
+            if pause == BodyPause::Drop {
                 self.run.env.chunk = Body::default();
             }
             let most = self.run.most_held(at);
-            if self.run.env.chunk.bytes.len() > most {
+            let over = behind.len() + self.run.env.chunk.bytes.len() > most;
+            if over && pause != BodyPause::FlowControl {
                 let message = format!("it holds more than {most} bytes of a response body");
                 match self.run.failed(at, FaultKind::Memory, &message) {
                     Some(verdict) => return self.ends(at, verdict),
                     None => {
-                        chunk = self.run.env.take_chunk();
+                        chunk = joined(behind, self.run.env.take_chunk());
                         continue;
                     }
                 }
             }
+            let bytes: BytesMut = joined(behind, self.run.env.take_chunk()).into();
             if !end {
-                let held = self.run.env.take_chunk();
-                self.put(at, held);
+                self.put(at, HeldPart { bytes, shown: pause == BodyPause::Hold, full: over });
                 return Ok(Bytes::new());
             }
+            self.run.env.chunk = Body::new(bytes.freeze());
             // The relay looks out for the client.
             if let Some(verdict) = self.run.wait(at, Side::Response, std::future::pending()).await {
                 return self.ends(at, verdict);
@@ -192,7 +195,7 @@ impl ChunkFilter<'_> {
                 Asked::Nothing => {}
                 Asked::End(verdict) => return self.ends(from, verdict),
                 Asked::Go => {
-                    let held = self.take(from).freeze();
+                    let held = self.take(from).bytes.freeze();
                     return self.pass_from(held, from, false).await;
                 }
             }
@@ -209,12 +212,12 @@ impl ChunkFilter<'_> {
         for at in (0..self.reach).rev() {
             let holds = self.held.get(at).is_some_and(Option::is_some);
             if holds {
-                let held = self.take(at).freeze();
+                let held = self.take(at).bytes.freeze();
                 self.run.env.chunk = Body::new(held);
             }
             let waits = match self.run.call(at, Side::Response, |s, env| s.on_response_trailers(env)) {
                 Step::Go => None,
-                Step::Paused { .. } => self.run.wait(at, Side::Response, std::future::pending()).await,
+                Step::Paused(_) => self.run.wait(at, Side::Response, std::future::pending()).await,
                 Step::End(verdict) => Some(verdict),
             };
             if let Some(verdict) = waits {
@@ -249,6 +252,10 @@ impl ResponseFilter for ChunkFilter<'_> {
         ChunkFilter::released(self).boxed()
     }
 
+    fn takes_more(&self) -> bool {
+        !self.is_full()
+    }
+
     fn trailers(&mut self, trailers: HeaderMap) -> BoxFuture<'_, Result<(Bytes, HeaderMap), Stop>> {
         self.pass_trailers(trailers).boxed()
     }
@@ -265,19 +272,22 @@ impl ResponseFilter for ChunkFilter<'_> {
 struct Shown<'a, 'b> {
     filter: &'a mut ChunkFilter<'b>,
     at: usize,
+    /// What it is besides its bytes.
+    part: HeldPart,
 }
 
 impl<'a, 'b> Shown<'a, 'b> {
     fn new(filter: &'a mut ChunkFilter<'b>, at: usize) -> Self {
-        let held = filter.take(at);
-        filter.run.env.chunk = Body::new(held.freeze());
-        Self { filter, at }
+        let mut part = filter.take(at);
+        filter.run.env.chunk = Body::new(std::mem::take(&mut part.bytes).freeze());
+        Self { filter, at, part }
     }
 }
 
 impl Drop for Shown<'_, '_> {
     fn drop(&mut self) {
-        let held = self.filter.run.env.take_chunk();
-        self.filter.put(self.at, held);
+        let part = std::mem::take(&mut self.part);
+        let bytes = self.filter.run.env.take_chunk().into();
+        self.filter.put(self.at, HeldPart { bytes, ..part });
     }
 }

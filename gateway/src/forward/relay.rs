@@ -92,6 +92,9 @@ pub trait ResponseFilter: Send {
     /// As [`ResponseFilter::chunk`].
     fn released(&mut self) -> BoxFuture<'_, Result<Bytes, Stop>>;
 
+    /// Whether more of the answer is to be read: not while something is held back to its limit, under flow control.
+    fn takes_more(&self) -> bool;
+
     /// Sees and may change the trailers. What comes out of the body was held back until then.
     ///
     /// # Errors
@@ -482,6 +485,13 @@ async fn read_ready(
     filter: &mut Option<Box<dyn ResponseFilter + '_>>,
 ) -> Result<Ready, Ending> {
     let mut size = 0;
+    if filter.as_ref().is_some_and(|filter| !filter.takes_more()) {
+        return tokio::select! {
+            biased;
+            () = client_gone(client) => Err(Ending::ClientGone),
+            released = released(filter) => released.map(Ready::Released).map_err(Ending::Filter),
+        };
+    }
     loop {
         let read = if !wait || size > 0 {
             match upstream.read_response_body().now_or_never() {

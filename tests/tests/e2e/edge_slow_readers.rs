@@ -8,7 +8,7 @@ use turnstile_tests::harness::{CHAT, Flood, Request, Rig, Setup, chat_stream, un
 
 const STREAMS: usize = 1000;
 /// What the kernel may keep of one stream in its four buffers between worker and client, with the gateway's own.
-const MOST_OF_ONE: u64 = 16 << 20;
+pub const MOST_OF_ONE: u64 = 16 << 20;
 /// What the gateway may keep of one stream.
 const MEMORY_OF_ONE: usize = 400 << 10;
 
@@ -26,7 +26,7 @@ async fn slow_client(rig: &Rig) -> TcpStream {
 }
 
 /// Waits until the worker gets no byte further for many looks in a row, and says how far it got.
-async fn held_back(worker: &Flood) -> u64 {
+pub async fn held_back(worker: &Flood) -> u64 {
     let mut seen = (worker.sent(), 0);
     until_some("the worker is held back", async || {
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -31,6 +31,7 @@ mod filter_bodies;
 mod filter_ends;
 mod filter_pauses;
 mod filters;
+mod flow_control;
 mod hints;
 mod plugin_faults;
 mod policies;

@@ -21,6 +21,8 @@ pub enum Said {
     Continue(Bytes),
     /// It waits, for data with these bytes.
     Pause(Bytes),
+    /// It waits with these bytes under flow control: they are not shown again.
+    Keep(Bytes),
     /// The headers go on, and nothing after them.
     EndStream,
     /// The message is not for this chain any more.
@@ -47,6 +49,10 @@ struct Place {
     /// Headers or trailers that wait until the filter continues.
     stopped: Option<Piece>,
     held: Vec<u8>,
+    /// Held bytes in front of those, which are not shown again.
+    kept: Vec<u8>,
+    /// It holds as much as it may, under flow control.
+    full: bool,
     /// The held bytes are the last.
     held_end: bool,
     /// The filter has paused on a body.
@@ -76,6 +82,11 @@ impl Chain {
                 .out
                 .iter()
                 .any(|piece| matches!(piece, Piece::Headers(true) | Piece::Data(_, true) | Piece::Trailers))
+    }
+
+    /// Whether a filter holds as much as it may, so that nothing is to be let in until it continues.
+    pub fn is_full(&self) -> bool {
+        self.places.iter().any(|place| place.full)
     }
 
     /// Lets a piece in. `say` asks a filter: its place, the piece with all bytes it holds.
@@ -113,8 +124,10 @@ impl Chain {
     /// Passes on what a filter holds.
     fn release(&mut self, at: usize) {
         let Some(place) = self.places.get_mut(at) else { return };
-        place.holds = false;
-        let (held, end) = (std::mem::take(&mut place.held), std::mem::take(&mut place.held_end));
+        (place.holds, place.full) = (false, false);
+        let mut held = std::mem::take(&mut place.kept);
+        held.append(&mut place.held);
+        let end = std::mem::take(&mut place.held_end);
         if !held.is_empty() || end {
             self.pass(at + 1, Piece::Data(held.into(), end));
         }
@@ -147,22 +160,34 @@ impl Chain {
                 self.ended = true;
             }
             (Piece::Data(_, end), Said::Continue(bytes)) => {
+                let mut whole = Vec::new();
                 if let Some(place) = self.places.get_mut(at) {
-                    place.holds = false;
+                    (place.holds, place.full) = (false, false);
+                    whole.append(&mut place.kept);
                 }
-                self.pass(at + 1, Piece::Data(bytes, end));
+                whole.extend_from_slice(&bytes);
+                self.pass(at + 1, Piece::Data(whole.into(), end));
             }
             (Piece::Data(_, end), Said::Pause(bytes)) => {
-                if bytes.len() > self.most_held {
-                    return Err(End::TooLarge);
-                }
                 if let Some(place) = self.places.get_mut(at) {
-                    place.held = bytes.into();
+                    place.held.append(&mut place.kept);
+                    place.held.extend_from_slice(&bytes);
                     place.held_end = end;
                     place.holds = true;
+                    if place.held.len() > self.most_held {
+                        return Err(End::TooLarge);
+                    }
                 }
             }
-            (piece, Said::Pause(_)) => {
+            (Piece::Data(_, end), Said::Keep(bytes)) => {
+                if let Some(place) = self.places.get_mut(at) {
+                    place.kept.extend_from_slice(&bytes);
+                    place.held_end = end;
+                    place.holds = true;
+                    place.full = place.kept.len() > self.most_held;
+                }
+            }
+            (piece, Said::Pause(_) | Said::Keep(_)) => {
                 if let Some(place) = self.places.get_mut(at) {
                     place.stopped = Some(piece);
                 }

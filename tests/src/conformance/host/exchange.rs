@@ -192,11 +192,17 @@ impl Exchange<'_> {
         let most = self.rig.plugins.iter().map(|running| running.plugin.spec().limits.held_body_bytes).min();
         // The last place is the other side's.
         let mut chain = Chain::new(order.len() + 1, most.unwrap_or(usize::MAX));
-        for piece in pieces {
-            chain.push(piece, &mut |at, piece| self.ask(side, &order, at, piece)).map_err(Broke::End)?;
-        }
+        let mut pieces = pieces.into_iter();
         let until = self.rig.now() + LONGEST_WAIT_MS;
-        while !chain.is_through() {
+        loop {
+            while !chain.is_full()
+                && let Some(piece) = pieces.next()
+            {
+                chain.push(piece, &mut |at, piece| self.ask(side, &order, at, piece)).map_err(Broke::End)?;
+            }
+            if chain.is_through() {
+                break;
+            }
             if self.client_left() {
                 return Err(Broke::Left);
             }
@@ -325,7 +331,7 @@ impl Exchange<'_> {
             Side::Response => outcome.paused_response(),
         };
         if paused {
-            return Said::Pause(bytes);
+            return if outcome.flow_control { Said::Keep(bytes) } else { Said::Pause(bytes) };
         }
         if effects.end_stream { Said::EndStream } else { Said::Continue(bytes) }
     }
