@@ -332,6 +332,7 @@ impl Admin {
                     "sha256": c.digest,
                     "abi": format!("{:?}", c.plugin.abi()),
                     "on_error": c.on_error.as_str(),
+                    "events": c.events.names(),
                     "shadow": c.shadow.is_some(),
                     "canary": c.canary.as_ref().map(CanaryRun::json),
                     "isolation": if c.plugin.spec().stream_isolation { "stream" } else { "shared" },

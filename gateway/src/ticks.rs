@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use turnstile_config::Phase;
 use turnstile_plugins::Plugin;
 
 /// Between two rounds.
@@ -16,12 +17,20 @@ const END_LIMIT: Duration = Duration::from_secs(6);
 /// The plugins that live, by the generations that use them.
 #[derive(Default)]
 pub struct Ticks {
-    live: Mutex<Vec<(Weak<Generation>, Vec<Plugin>)>>,
+    live: Mutex<Vec<Live>>,
     leaving: Mutex<Vec<Plugin>>,
     /// Plugins that the newest generation is without, until when their streams may go on.
     draining: Mutex<Vec<(Plugin, u64)>>,
     ending: AtomicBool,
     stop: AtomicBool,
+}
+
+/// A generation that lives, and its plugins.
+struct Live {
+    generation: Weak<Generation>,
+    plugins: Vec<Plugin>,
+    /// Those of them that run without streams: for none of an old generation there is anything left to do.
+    background: Vec<Plugin>,
 }
 
 impl Ticks {
@@ -44,17 +53,19 @@ impl Ticks {
     /// A new generation serves.
     pub fn adopt(&self, generation: &Arc<Generation>) {
         let plugins: Vec<Plugin> = generation.chain.iter().map(|c| c.plugin.clone()).collect();
+        let in_background = generation.chain.iter().filter(|c| c.phase == Phase::Background);
+        let background = in_background.map(|c| c.plugin.clone()).collect();
         let mut live = self.live.lock();
         let mut draining = self.draining.lock();
         draining.retain(|(old, _)| !plugins.iter().any(|new| new.is_same_start(old)));
-        if let Some(previous) = live.last().and_then(|(previous, _)| previous.upgrade()) {
+        if let Some(previous) = live.last().and_then(|previous| previous.generation.upgrade()) {
             let now = now_ms();
             for old in previous.chain.iter().filter(|old| !plugins.iter().any(|new| new.is_same_start(&old.plugin))) {
                 let ms = |drain: Duration| u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
                 draining.extend(old.drain.map(|drain| (old.plugin.clone(), now.saturating_add(ms(drain)))));
             }
         }
-        live.push((Arc::downgrade(generation), plugins));
+        live.push(Live { generation: Arc::downgrade(generation), plugins, background });
     }
 
     /// Ends all plugins, which need not wait for a generation any more, and gives each the time that it asks for. True once
@@ -80,18 +91,26 @@ impl Ticks {
         let mut plugins: Vec<Plugin> = Vec::new();
         {
             let mut live = self.live.lock();
-            let (alive, ended): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut *live).into_iter().partition(|(g, _)| g.strong_count() > 0 && !ending);
-            for (_, used) in &alive {
-                for plugin in used {
-                    if !plugins.iter().any(|p| p.is_same_start(plugin)) {
+            let (alive, ended): (Vec<_>, Vec<_>) = std::mem::take(&mut *live)
+                .into_iter()
+                .partition(|live| live.generation.strong_count() > 0 && !ending);
+            let newest = alive.last().map(|newest| newest.plugins.clone()).unwrap_or_default();
+            let is_in = |plugins: &[Plugin], plugin: &Plugin| plugins.iter().any(|p| p.is_same_start(plugin));
+            let mut used: Vec<Plugin> = Vec::new();
+            for old in &alive {
+                for plugin in &old.plugins {
+                    if is_in(&used, plugin) {
+                        continue;
+                    }
+                    used.push(plugin.clone());
+                    if is_in(&newest, plugin) || !is_in(&old.background, plugin) {
                         plugins.push(plugin.clone());
                     }
                 }
             }
             let mut leaving = self.leaving.lock();
-            for plugin in ended.into_iter().flat_map(|(_, used)| used) {
-                if !plugins.iter().chain(leaving.iter()).any(|p| p.is_same_start(&plugin)) {
+            for plugin in ended.into_iter().flat_map(|old| old.plugins) {
+                if !used.iter().chain(leaving.iter()).any(|p| p.is_same_start(&plugin)) {
                     if !ending {
                         tracing::info!(plugin = %plugin.name(), "plugin ends: no generation uses it");
                     }

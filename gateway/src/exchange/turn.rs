@@ -16,7 +16,7 @@ use crate::gateway::Gateway;
 use crate::generation::PoolRuntime;
 use crate::placement::{self, NoPlace, Placed, Request};
 use crate::policy::events::ms_since;
-use crate::policy::{EndFacts, Ended, Event, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
+use crate::policy::{EndFacts, Ended, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
 use crate::recording::Draft;
 use crate::request_body::{self, Held};
 use crate::sessions::Waiter;
@@ -467,10 +467,7 @@ impl TurnInProgress<'_> {
         });
         if !self.exchange.generation.events.is_empty() {
             let at_ms = ms_since(self.exchange.arrived);
-            for event in Event::last(&Ended { status, outcome, ..record.ended(at_ms) }) {
-                // The turn has ended already.
-                let _ = self.policies.tell(&event);
-            }
+            self.policies.tell_last(&Ended { status, outcome, ..record.ended(at_ms) });
         }
         self.policies.finish();
         record.canaries = self.policies.canaries();

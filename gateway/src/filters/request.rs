@@ -215,7 +215,7 @@ impl FilterRun {
             }
             let most = self.most_held(at);
             let over = behind.len() + self.env.body.bytes.len() > most;
-            if over && pause != BodyPause::FlowControl {
+            if over && pause == BodyPause::Hold {
                 let name = self.generation.chain.get(at).map_or("", |c| &*c.name);
                 let message = format!("the request body is larger than the {most} bytes held for the filter {name}");
                 return Err(FilterVerdict::Failed(Refusal::new(Kind::TooLarge, message)));

@@ -150,7 +150,7 @@ impl ChunkFilter<'_> {
             }
             let most = self.run.most_held(at);
             let over = behind.len() + self.run.env.chunk.bytes.len() > most;
-            if over && pause != BodyPause::FlowControl {
+            if over && pause == BodyPause::Hold {
                 let message = format!("it holds more than {most} bytes of a response body");
                 match self.run.failed(at, FaultKind::Memory, &message) {
                     Some(verdict) => return self.ends(at, verdict),

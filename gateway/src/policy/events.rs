@@ -53,6 +53,7 @@ struct Members<'a> {
 }
 
 /// How a request ended, for its last events.
+#[derive(Default)]
 pub struct Ended<'a> {
     /// Since its arrival, ms.
     pub at_ms: u64,
@@ -98,6 +99,11 @@ impl EventSet {
     /// Whether it has this kind.
     pub fn contains(self, event: PluginEvent) -> bool {
         self.0 & Self::bit(event) != 0
+    }
+
+    /// The names of those that it has.
+    pub fn names(self) -> Vec<&'static str> {
+        PluginEvent::ALL.into_iter().filter(|event| self.contains(*event)).map(PluginEvent::as_str).collect()
     }
 
     /// Whether it has none.
@@ -208,9 +214,19 @@ impl TurnPolicies {
         stopped
     }
 
+    /// Tells those that asked for it of the last events.
+    pub fn tell_last(&mut self, ended: &Ended<'_>) {
+        for event in Event::last(ended) {
+            // The turn has ended already.
+            let _ = self.tell(&event);
+        }
+    }
+
     /// One event for one plugin; nothing if it has no context in this turn.
     fn told(&mut self, at: usize, plugin: &ChainPlugin, event: &Event) -> Option<CallResult> {
         let stream = self.streams.get_mut(at)?.as_mut()?;
+        // One that failed when it was asked has none either.
+        stream.key()?;
         self.env.hidden = plugin.plugin.spec().hidden_headers;
         let before = plugin.shadow.as_ref().map(|own| self.env.begin_shadow(own));
         let outcome = stream.on_foreign_function(&mut self.env, EVENT_FUNCTION, event.json.clone());

@@ -225,3 +225,34 @@ fn a_golden_log_gives_a_golden_table() {
         assert_eq!(text, std::fs::read_to_string(here.join(golden)).unwrap(), "{golden}");
     }
 }
+
+#[test]
+fn policies_are_told_of_events() {
+    // Refuses every turn once it has been told of a fourth event.
+    let guest = r#"(module
+        (import "env" "proxy_send_local_response" (func $respond (param i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+        (memory (export "memory") 1)
+        (global $told (mut i32) (i32.const 0))
+        (func (export "proxy_abi_version_0_2_1"))
+        (func (export "malloc") (param i32) (result i32) (i32.const 4096))
+        (func (export "proxy_on_foreign_function") (param i32 i32 i32)
+          (global.set $told (i32.add (global.get $told) (i32.const 1))))
+        (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
+          (if (i32.ge_u (global.get $told) (i32.const 4)) (then
+            (drop (call $respond (i32.const 429) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)
+              (i32.const 0) (i32.const -1)))))
+          (i32.const 0)))"#;
+    let place = Place::new(&Forest { agents: 4, turns: 6, seed: 3, ..Forest::default() }.log());
+    std::fs::write(place.path("told.wasm"), wat::parse_str(guest).unwrap()).unwrap();
+    let refused = |events: &str| {
+        let text = format!("[[plugins]]\nname = \"told\"\nwasm = \"told.wasm\"\nphase = \"admit\"\n{events}\n");
+        std::fs::write(place.path("told.toml"), text).unwrap();
+        let config = place.path("told.toml");
+        let report = place.replay(&[&SMALL[..], &["-p", config.to_str().unwrap()]].concat());
+        report.policies.first().unwrap().refused.values().sum::<u64>()
+    };
+    assert_eq!(refused(""), 0);
+    let ends = refused("events = [\"end\"]");
+    let all = refused("events = [\"first_token\", \"finish\", \"usage\", \"end\"]");
+    assert!(ends > 0 && all > ends, "{ends} {all}");
+}

@@ -32,6 +32,9 @@ pub struct FleetFile {
     /// Why the last of them failed.
     #[serde(default)]
     pub last_error: Option<String>,
+    /// Events that the policy is told of, in order, as under [Events](#events): `{"event": "finish", "at_ms": 5, "reason": "stop"}`.
+    #[serde(default)]
+    pub events: Vec<serde_json::Map<String, serde_json::Value>>,
     /// How the turn ends. Without it, the end is that of a turn that no worker answered.
     #[serde(default)]
     pub end: Option<EndEntry>,

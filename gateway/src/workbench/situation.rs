@@ -8,9 +8,10 @@ use crate::policy::{EndFacts, PolicyEnv, PolicyStore, RequestHead, RouteFacts, T
 use crate::recorded_request::RecordedRequest;
 use bytes::Bytes;
 use http::header::HOST;
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use turnstile_config::{Config, Phase};
+use turnstile_config::{Config, Phase, PluginEvent};
 use turnstile_fleet::decision::{Bound, Candidates, DecideOptions, Decision, RouteInput, decide};
 use turnstile_fleet::ids::WorkerId;
 use turnstile_fleet::session::{SessionAction, SessionView};
@@ -37,8 +38,20 @@ pub struct Situation {
     attempt: u32,
     last_error: Option<String>,
     end: EndFacts,
+    /// What the policy is told between its decision and the end: JSON texts.
+    pub events: Vec<Bytes>,
     options: DecideOptions,
     phase: Phase,
+}
+
+/// An event of the file as a plugin is told it.
+fn event((at, members): (usize, &Map<String, Value>)) -> Result<Bytes, String> {
+    let name = members.get("event").and_then(Value::as_str).unwrap_or_default();
+    if !PluginEvent::ALL.iter().any(|known| known.as_str() == name) {
+        let known = PluginEvent::ALL.map(PluginEvent::as_str).join(", ");
+        return Err(format!("events[{at}].event: expected one of {known}"));
+    }
+    Ok(Value::Object(members.clone()).to_string().into())
 }
 
 impl Situation {
@@ -64,6 +77,8 @@ impl Situation {
             (None, None) => None,
         };
 
+        let events = file.events.iter().enumerate().map(event).collect::<Result<_, _>>();
+        let events = events.map_err(|e| format!("{}: {e}", fleet.0))?;
         let prompt_tokens = understood.prompt_tokens(file.bytes_per_token);
         let mut workers = file.views().to_vec();
         let excluded = file.excluded();
@@ -92,6 +107,7 @@ impl Situation {
             attempt: file.attempt,
             last_error: file.last_error.clone(),
             end: file.end.map(EndFacts::from).unwrap_or_default(),
+            events,
             options,
             phase,
         };

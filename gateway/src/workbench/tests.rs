@@ -351,3 +351,35 @@ fn cases_that_fail_and_folders_that_are_none_are_told() {
     fs::write(cases.join("one/expect.json"), "[]").unwrap();
     assert!(run().unwrap().out.contains("expected a JSON object with members of the report"));
 }
+
+#[test]
+fn the_events_of_the_fleets_file_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("guest.wasm");
+    // Writes what it is told of as a note.
+    let wat = r#"(module
+        (import "env" "proxy_get_buffer_bytes" (func $get (param i32 i32 i32 i32 i32) (result i32)))
+        (import "env" "proxy_set_property" (func $set (param i32 i32 i32 i32) (result i32)))
+        (memory (export "memory") 2)
+        (data (i32.const 100) "log.heard")
+        (func (export "proxy_abi_version_0_2_1"))
+        (func (export "malloc") (param i32) (result i32) (i32.const 65536))
+        (func (export "proxy_on_foreign_function") (param i32 i32 i32)
+          (drop (call $get (i32.const 8) (i32.const 0) (local.get 2) (i32.const 0) (i32.const 4)))
+          (drop (call $set (i32.const 100) (i32.const 9) (i32.load (i32.const 0)) (i32.load (i32.const 4))))))"#;
+    fs::write(&file, wat::parse_str(wat).unwrap()).unwrap();
+    let usage = r#"{"event":"usage","at_ms":9,"completion_tokens":4}"#;
+    let fleet = format!(r#"{{"workers": [{{"id": "a"}}], "events": [{{"event": "first_token", "at_ms": 1}}, {usage}]}}"#);
+    let found = report(&file, &case(dir.path(), TURN, &fleet), Phase::Route);
+    assert_eq!(found["asked"], serde_json::json!([]));
+    let asked = &found["asked_in_events"];
+    assert_eq!(asked[1], serde_json::json!({"write": "log.heard", "value": usage}), "{asked}");
+    assert_eq!(asked.as_array().unwrap().len(), 2);
+
+    let bad = r#"{"workers": [{"id": "a"}], "events": [{"event": "end"}, {"at_ms": 1}]}"#;
+    let error = Situation::new(("turn.json", TURN.as_bytes()), ("fleet.json", bad.as_bytes()), Phase::Route).err();
+    assert_eq!(
+        error.as_deref(),
+        Some("fleet.json: events[1].event: expected one of first_token, tool_call, finish, usage, end")
+    );
+}

@@ -60,6 +60,7 @@ fn write_page(page: &mut String, report: &Value) -> std::fmt::Result {
     for (part, value) in report["decision"].as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
         writeln!(page, "  {part}: {}", members(value))?;
     }
+    write_accesses(page, "asked in events", &report["asked_in_events"])?;
     write_accesses(page, "asked at the end", &report["asked_at_end"])?;
     if report["not_shown"] != 0 {
         writeln!(page, "\n({} more accesses are not shown)", report["not_shown"])?;

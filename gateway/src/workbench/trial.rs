@@ -4,6 +4,7 @@ use super::situation::Situation;
 use super::subject::{Line, Services, Started, level_name};
 use super::trace::{Access, Traced};
 use crate::policy::PolicyEnv;
+use crate::policy::events::EVENT_FUNCTION;
 use crate::policy::store::SharedStore;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -17,6 +18,8 @@ use turnstile_plugins::{Lent, StreamEnv};
 pub struct Trial {
     /// What the policy asked for while it decided, in order.
     pub accesses: Vec<Access>,
+    /// What it asked for in events of the answer.
+    pub in_events: Vec<Access>,
     /// What it asked for at the end of the turn.
     pub at_end: Vec<Access>,
     /// What it asked for beyond what is remembered.
@@ -82,6 +85,14 @@ pub fn run(started: &Started, situation: &Situation) -> Trial {
         None => None,
     };
 
+    for event in &situation.events {
+        // A policy that failed before is told of nothing.
+        if fault.is_some() {
+            break;
+        }
+        fault = stream.on_foreign_function(&mut env, EVENT_FUNCTION, event.clone()).err().map(|fault| fault.to_string());
+    }
+    let until_end = env.accesses().list().len();
     env.env.finish(situation.end());
     let began = Instant::now();
     if let Err(failure) = stream.finish(&mut env)
@@ -90,12 +101,14 @@ pub fn run(started: &Started, situation: &Situation) -> Trial {
         fault = Some(failure.to_string());
     }
     let end = began.elapsed();
-    let at_end = env.accesses().list().split_off(accesses.len());
+    let mut in_events = env.accesses().list().split_off(accesses.len());
+    let at_end = in_events.split_off(until_end.saturating_sub(accesses.len()).min(in_events.len()));
     let left_out = env.accesses().left_out();
     let events = std::mem::take(&mut env.env.events);
     let log = services.take();
     Trial {
         accesses,
+        in_events,
         at_end,
         left_out,
         written,
@@ -158,6 +171,7 @@ impl Trial {
             "fault": self.fault,
             "decision": settled(&self.settled, situation, phase),
             "events": self.events.iter().filter_map(|e| serde_json::from_str(e).ok()).collect::<Vec<Value>>(),
+            "asked_in_events": list(&self.in_events),
             "asked_at_end": list(&self.at_end),
             "not_shown": self.left_out,
             "log": self.log.iter().map(|(l, t)| json!({"level": level_name(*l), "message": t})).collect::<Vec<_>>(),
@@ -166,7 +180,7 @@ impl Trial {
 
     /// The writes that were dropped.
     fn refused(&self) -> Vec<Value> {
-        let all = self.accesses.iter().chain(&self.at_end);
+        let all = self.accesses.iter().chain(&self.in_events).chain(&self.at_end);
         all.filter(|access| matches!(access, Access::Write { refused: Some(_), .. })).map(Access::to_json).collect()
     }
 }

@@ -1,6 +1,7 @@
 //! Plugins are told what happens in an answer, in order, if they ask.
 
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use turnstile_tests::harness::{
     Answer, CHAT, Guest, PluginText, Request, Rig, Scripted, Setup, WorkerExt, built_in, chat, chat_stream, logs, module,
     swap, until,
@@ -39,9 +40,9 @@ pub fn told(plugin: &str) -> Vec<String> {
     let lines = logs().plugin_lines().into_iter().filter(|(name, _)| name == plugin);
     lines
         .map(|(_, line)| match serde_json::from_str::<Value>(&line) {
-            Ok(Value::Object(mut event)) => {
-                assert!(event.remove("at_ms").is_some_and(|at| at.is_u64()), "{line}");
-                Value::Object(event).to_string()
+            Ok(Value::Object(mut members)) => {
+                assert!(members.remove("at_ms").is_some_and(|at| at.is_u64()), "{line}");
+                event(Value::Object(members))
             }
             _ => line,
         })
@@ -62,8 +63,10 @@ pub fn calling(stream: bool) -> Value {
     body
 }
 
+/// An event as text, its members in alphabetical order.
 fn event(event: Value) -> String {
-    event.to_string()
+    let members: BTreeMap<String, Value> = serde_json::from_value(event).unwrap();
+    json!(members).to_string()
 }
 
 pub fn end(outcome: &str, status: u16) -> String {
@@ -80,7 +83,7 @@ async fn usage(rig: &Rig, answer: &Answer) -> String {
         }
     }
     assert!(usage["prompt_tokens"].is_u64() && usage["completion_tokens"].is_u64(), "{record}");
-    usage.to_string()
+    event(usage)
 }
 
 /// Waits for the last line of a plugin's stream, and gives all of them.
@@ -185,11 +188,16 @@ async fn a_plugin_is_called_for_what_it_asks_for_and_no_more() {
 async fn a_plugin_that_is_swapped_under_a_stream_hears_the_rest_of_it() {
     logs();
     let plugin = PluginText::new("swapped", "teller.wasm", "route").key(ALL);
-    let rig = with(plugin).sim(|c| c.speed = 20.0).workers(1).file("teller.wasm", teller("old ").wasm()).start().await;
-    let mut running = rig.begin(&Request::json(CHAT, &calling(true))).await;
-    until("it runs", async || told("swapped").len() == 2).await;
+    let rig = with(plugin).sim(|c| c.speed = 1.0).workers(1).file("teller.wasm", teller("old ").wasm()).start().await;
+    let mut body = calling(true);
+    body["messages"][0]["content"] = json!(format!("{CALLS} [[sim:tokens=400]]"));
+    let mut running = rig.begin(&Request::json(CHAT, &body)).await;
+    until("it runs", async || told("swapped").len() >= 2).await;
+    rig.worker().hold().await;
     swap(&rig.dir().join("teller.wasm"), teller("new ").wasm());
     rig.generation(2).await;
+    assert_eq!(told("swapped").len(), 2, "the stream is still at its first token");
+    rig.worker().release().await;
     assert_eq!(running.answer().await.status, 200);
     let first = all_told("swapped").await;
     assert!(first.iter().all(|line| !line.starts_with("new ")), "{first:?}");

@@ -1,9 +1,10 @@
 //! A worker goes on: first tokens, ends, and what is learned from them.
 
 use super::{Event, Guest, Running, World};
-use crate::policy::EndFacts;
+use crate::policy::{EndFacts, Ended, Event as PolicyEvent};
 use std::cmp::Reverse;
 use std::sync::Arc;
+use turnstile_fleet::observe::Happening;
 use turnstile_fleet::session::{AttemptEnd, CloseResult, EngineClose, Refused, Usage};
 use turnstile_sim::engine::{EventKind, Finish, Reason};
 
@@ -22,6 +23,12 @@ impl World<'_> {
                         && running.first_us.is_none()
                     {
                         running.first_us = Some(self.now_us);
+                        if running.guest.turn.stream {
+                            let arrived_us = self.results.get(running.number).map_or(0, |result| result.arrived_us);
+                            let at_ms = self.now_us.saturating_sub(arrived_us) / 1_000;
+                            // What breaks an answer off in a gateway changes nothing here: the turn was served once.
+                            let _ = running.guest.policies.tell(&PolicyEvent::of(&Happening::FirstToken, at_ms));
+                        }
                         if let Some(station) = self.stations.get_mut(place) {
                             station.model.flights.first_byte(&mut running.flight);
                         }
@@ -77,6 +84,20 @@ impl World<'_> {
             ttft_ms: first_us.map(|first| ms(first - arrived_us)).filter(|_| served),
             finish_reason: served.then(|| "stop".to_owned()),
         });
+        let ended = Ended {
+            at_ms: self.now_us.saturating_sub(arrived_us) / 1_000,
+            prompt_tokens: served.then_some(prompt),
+            completion_tokens: served.then_some(completion),
+            cached_tokens: served.then_some(cached),
+            outcome: if served { "finished" } else { "refused" },
+            status: if served { 200 } else { 400 },
+            left_out: 0,
+        };
+        if served {
+            let finish = Happening::Finish { reason: "stop".to_owned() };
+            let _ = guest.policies.tell(&PolicyEvent::of(&finish, ended.at_ms));
+        }
+        guest.policies.tell_last(&ended);
         guest.policies.finish();
         if let Some(result) = self.results.get_mut(number) {
             result.ended_us = self.now_us;
@@ -100,6 +121,9 @@ impl World<'_> {
     pub(super) fn refuse(&mut self, number: usize, guest: Option<Guest>, why: &'static str) {
         if let Some(mut guest) = guest {
             guest.policies.env.finish(EndFacts { status: 503, ..EndFacts::default() });
+            let arrived_us = self.results.get(number).map_or(0, |result| result.arrived_us);
+            let at_ms = self.now_us.saturating_sub(arrived_us) / 1_000;
+            guest.policies.tell_last(&Ended { at_ms, outcome: "refused", status: 503, ..Ended::default() });
             guest.policies.finish();
         }
         if let Some(result) = self.results.get_mut(number) {
