@@ -291,7 +291,10 @@ impl Checker<'_> {
             ("canary", plugin.canary.is_some()),
         ];
         for (key, _) in given.into_iter().filter(|(_, given)| *given) {
-            self.problem(&at.entry(key), "a plugin of the phase \"background\" sees no requests, so this means nothing");
+            self.problem(
+                &at.entry(key),
+                "a plugin of the phase \"background\" sees no requests, so this means nothing",
+            );
         }
     }
 

@@ -494,7 +494,9 @@ fn a_plugin_of_the_background_has_nothing_that_is_about_requests() {
 #[test]
 fn virtual_machines_have_a_name_space_a_configuration_and_an_environment_within_bounds() {
     let plugin = "[[plugins]]\nname = \"p\"\nwasm = \"builtin:kv-affinity\"\nphase = \"route\"\n";
-    let text = format!("{plugin}vm_id = \"shared\"\nvm_configuration = \"x\"\nenvironment = {{ A = \"1\", \"b c\" = \"\" }}\n{MINIMAL}");
+    let text = format!(
+        "{plugin}vm_id = \"shared\"\nvm_configuration = \"x\"\nenvironment = {{ A = \"1\", \"b c\" = \"\" }}\n{MINIMAL}"
+    );
     let config = parse(&text).unwrap();
     let found = &config.plugins[0];
     assert_eq!((found.vm_id.as_deref(), found.vm_configuration.as_str()), (Some("shared"), "x"));
@@ -515,7 +517,10 @@ fn virtual_machines_have_a_name_space_a_configuration_and_an_environment_within_
     assert_eq!(problems, ["5:9: plugins[0].vm_id: expected letters, digits and - _ . only, 1 to 128 of them"]);
     let many: String = (0..65).map(|n| format!("V{n} = \"\"\n")).collect();
     let problems = problems_of(&format!("{plugin}[plugins.environment]\n{many}"));
-    assert!(matches!(problems.as_slice(), [one] if one.contains("plugins[0].environment") && one.contains("64")), "{problems:?}");
+    assert!(
+        matches!(problems.as_slice(), [one] if one.contains("plugins[0].environment") && one.contains("64")),
+        "{problems:?}"
+    );
     let problems = problems_of(&format!("{plugin}vm_configuration = \"{}\"\n", "x".repeat(65_537)));
     assert!(matches!(problems.as_slice(), [one] if one.contains("plugins[0].vm_configuration")), "{problems:?}");
 }
@@ -529,8 +534,10 @@ fn plugins_ask_for_events_that_there_are() {
     assert!(parse(&format!("{plugin}{MINIMAL}")).unwrap().plugins[0].events.is_empty());
     assert_eq!(
         problems_of(&format!("{plugin}events = [\"usage\", \"tool_calls\"]\n")),
-        ["5:20: plugins[0].events[1]: expected \"first_token\" or \"tool_call\" or \"finish\" or \"usage\" or \"end\", did you \
-          mean `tool_call`?"]
+        [
+            "5:20: plugins[0].events[1]: expected \"first_token\" or \"tool_call\" or \"finish\" or \"usage\" or \"end\", did you \
+          mean `tool_call`?"
+        ]
     );
 }
 

@@ -11,8 +11,8 @@ mod json;
 pub(crate) mod shapes;
 mod sse;
 
-pub use happening::{Asked, Happening, MOST_OF_A_KIND};
 use happening::Heard;
+pub use happening::{Asked, Happening, MOST_OF_A_KIND};
 
 use bytes::Bytes;
 

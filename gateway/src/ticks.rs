@@ -91,9 +91,8 @@ impl Ticks {
         let mut plugins: Vec<Plugin> = Vec::new();
         {
             let mut live = self.live.lock();
-            let (alive, ended): (Vec<_>, Vec<_>) = std::mem::take(&mut *live)
-                .into_iter()
-                .partition(|live| live.generation.strong_count() > 0 && !ending);
+            let (alive, ended): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut *live).into_iter().partition(|live| live.generation.strong_count() > 0 && !ending);
             let newest = alive.last().map(|newest| newest.plugins.clone()).unwrap_or_default();
             let is_in = |plugins: &[Plugin], plugin: &Plugin| plugins.iter().any(|p| p.is_same_start(plugin));
             let mut used: Vec<Plugin> = Vec::new();

@@ -169,9 +169,7 @@ impl FilterRun {
                 () = &mut gone => return Err((full, Some(self.client_left()))),
             };
             let asked = match effects {
-                Some(effects) => {
-                    self.asked(Side::Request, from == holds || passing.holds(from), from, effects)
-                }
+                Some(effects) => self.asked(Side::Request, from == holds || passing.holds(from), from, effects),
                 None => self.too_long(full).map_or(Asked::Go, Asked::End),
             };
             match asked {

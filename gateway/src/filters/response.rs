@@ -3,8 +3,8 @@
 use super::{Asked, BodyPause, FilterRun, FilterVerdict, HeldPart, Side, Step, joined};
 use crate::errors::{Kind, Refusal};
 use crate::forward::relay::{ResponseFilter, Stop};
-use crate::policy::Event;
 use crate::headers::{connection_listed, is_hop_by_hop};
+use crate::policy::Event;
 use crate::trailers;
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt as _;

@@ -5,8 +5,8 @@ mod page;
 mod table;
 
 pub use page::page;
-use turnstile_config::PluginEvent;
 pub use table::{DECISIONS, EVENTS, FACTS, FUNCTIONS, WORKER_MEMBERS};
+use turnstile_config::PluginEvent;
 
 /// A fact under `turnstile.`.
 #[derive(Debug, Clone, Copy)]

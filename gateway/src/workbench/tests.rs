@@ -369,7 +369,8 @@ fn the_events_of_the_fleets_file_are_told() {
           (drop (call $set (i32.const 100) (i32.const 9) (i32.load (i32.const 0)) (i32.load (i32.const 4))))))"#;
     fs::write(&file, wat::parse_str(wat).unwrap()).unwrap();
     let usage = r#"{"event":"usage","at_ms":9,"completion_tokens":4}"#;
-    let fleet = format!(r#"{{"workers": [{{"id": "a"}}], "events": [{{"event": "first_token", "at_ms": 1}}, {usage}]}}"#);
+    let fleet =
+        format!(r#"{{"workers": [{{"id": "a"}}], "events": [{{"event": "first_token", "at_ms": 1}}, {usage}]}}"#);
     let found = report(&file, &case(dir.path(), TURN, &fleet), Phase::Route);
     assert_eq!(found["asked"], serde_json::json!([]));
     let asked = &found["asked_in_events"];

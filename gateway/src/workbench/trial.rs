@@ -90,7 +90,8 @@ pub fn run(started: &Started, situation: &Situation) -> Trial {
         if fault.is_some() {
             break;
         }
-        fault = stream.on_foreign_function(&mut env, EVENT_FUNCTION, event.clone()).err().map(|fault| fault.to_string());
+        fault =
+            stream.on_foreign_function(&mut env, EVENT_FUNCTION, event.clone()).err().map(|fault| fault.to_string());
     }
     let until_end = env.accesses().list().len();
     env.env.finish(situation.end());

@@ -76,9 +76,7 @@ async fn a_change_of_the_environment_or_the_virtual_machine_starts_the_plugin_an
     logs();
     // It logs how many variables there are, and the size of its configuration, when it starts.
     let guest = Guest::on_request("")
-        .import(
-            r#"(import "wasi_snapshot_preview1" "environ_sizes_get" (func $environ (param i32 i32) (result i32)))"#,
-        )
+        .import(r#"(import "wasi_snapshot_preview1" "environ_sizes_get" (func $environ (param i32 i32) (result i32)))"#)
         .also(
             r#"(func (export "proxy_on_vm_start") (param i32 i32) (result i32)
                  (drop (call $environ (i32.const 4096) (i32.const 4100)))

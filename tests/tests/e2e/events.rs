@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use turnstile_tests::harness::{
-    Answer, CHAT, Guest, PluginText, Request, Rig, Scripted, Setup, WorkerExt, built_in, chat, chat_stream, logs, module,
-    swap, until,
+    Answer, CHAT, Guest, PluginText, Request, Rig, Scripted, Setup, WorkerExt, built_in, chat, chat_stream, logs,
+    module, swap, until,
 };
 
 pub const ALL: &str = r#"events = ["first_token", "tool_call", "finish", "usage", "end"]"#;
@@ -221,12 +221,8 @@ async fn a_client_that_leaves_is_told_as_the_end_and_nothing_after_it() {
     until("the first token", async || told("left").len() == 2).await;
     drop(running);
     let found: Vec<String> = all_told("left").await.into_iter().filter(|line| !line.is_empty()).collect();
-    let expected = [
-        event(json!({"event": "first_token"})),
-        end("client_gone", 499),
-        "log".to_owned(),
-        "delete".to_owned(),
-    ];
+    let expected =
+        [event(json!({"event": "first_token"})), end("client_gone", 499), "log".to_owned(), "delete".to_owned()];
     assert_eq!(found, expected);
 }
 
@@ -251,7 +247,9 @@ async fn too_many_tool_calls_are_left_out_and_counted() {
         let chunk = json!({"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": null}]});
         body.push_str(&format!("data: {chunk}\n\n"));
     }
-    body.push_str("data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"tool_calls\"}]}\n\ndata: [DONE]\n\n");
+    body.push_str(
+        "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"tool_calls\"}]}\n\ndata: [DONE]\n\n",
+    );
     let head = format!("content-type: text/event-stream\r\ncontent-length: {}\r\n\r\n", body.len());
     let worker = Scripted::start(format!("HTTP/1.1 200 OK\r\n{head}{body}")).await;
     let plugin = PluginText::new("many", "teller.wasm", "route").key(ALL);

@@ -52,12 +52,12 @@ async fn a_policy_that_fails_in_an_event_hurts_no_stream_whatever_its_on_error()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_that_closes_the_stream_or_answers_in_an_event_breaks_it_off() {
     logs();
-    let answers = "(drop (call $respond (i32.const 403) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)
+    let answers =
+        "(drop (call $respond (i32.const 403) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)
         (i32.const 0) (i32.const -1)))";
-    for (name, body, outcome) in [
-        ("closes", "(drop (call $close_stream (i32.const 1)))", "plugin_close"),
-        ("answers", answers, "plugin_answer"),
-    ] {
+    for (name, body, outcome) in
+        [("closes", "(drop (call $close_stream (i32.const 1)))", "plugin_close"), ("answers", answers, "plugin_answer")]
+    {
         let other = format!("{name}-other");
         let acting = PluginText::new(name, "acts.wasm", "route").key(r#"events = ["tool_call"]"#);
         let setup = beside(acting, &other).sim(|c| c.speed = 20.0).workers(1);

@@ -102,7 +102,8 @@ async fn a_request_body_waits_at_the_client_until_the_filter_goes_on() {
     assert_eq!(rig.send(&Request::json(CHAT, &chat("Go on")).header("x-do", "g")).await.status, 200);
     let answer = upload.answer.await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-    let length = format!("content-length: {}\r\n", json!({"model": "sim", "prompt": "x".repeat(BODY)}).to_string().len());
+    let length =
+        format!("content-length: {}\r\n", json!({"model": "sim", "prompt": "x".repeat(BODY)}).to_string().len());
     until("the worker has it all", async || {
         worker.heads().iter().any(|head| head.to_ascii_lowercase().contains(&length))
     })
