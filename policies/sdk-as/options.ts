@@ -27,7 +27,8 @@ export class Members {
   /** A text; empty if there is none of this name. */
   text(name: string): string {
     const at = this.names.indexOf(name);
-    const text = at < 0 ? null : unquote(this.json[at]);
+    if (at < 0) return "";
+    const text = unquote(this.json[at]);
     return text === null ? "" : text;
   }
 
@@ -41,14 +42,15 @@ export class Members {
 /** Integers, booleans and texts. An option that the policy does not ask for is unknown, and the plugin is refused. */
 export class Options {
   private members: Members;
-  private known: bool[];
+  private known: bool[] = [];
   /** The first thing that is wrong; empty if nothing is. */
   wrong: string = "";
 
   /** Of a JSON object. */
   constructor(text: string) {
-    this.members = new Members(text);
-    this.known = new Array<bool>(this.members.names.length);
+    const members = new Members(text);
+    this.members = members;
+    this.known = new Array<bool>(members.names.length);
   }
 
   /** An integer from `least` to `most`. */
