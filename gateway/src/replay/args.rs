@@ -55,6 +55,9 @@ pub struct ReplayArgs {
 /// The fleet; what is not given is taken from the log where that tells it.
 #[derive(Debug, Clone, Default, Args)]
 pub struct FleetArgs {
+    /// The fleet in a file (JSON), worker by worker; what it leaves out is what the options below say, or as recorded
+    #[arg(long, value_name = "FILE", conflicts_with = "workers")]
+    pub fleet: Option<PathBuf>,
     /// Number of workers
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub workers: Option<u32>,

@@ -8,6 +8,7 @@ pub mod args;
 pub mod blocks;
 pub mod compare;
 pub mod fleet;
+mod fleet_file;
 pub mod log;
 pub mod plot;
 pub mod policy;
@@ -123,6 +124,7 @@ pub fn replay(args: &ReplayArgs) -> Result<Replayed, String> {
         speed: args.speed,
         seed: args.seed,
         resamples: args.resamples,
+        fleet: args.fleet.fleet.as_deref().map(file_name),
         workers: specs,
         filters_not_run,
     };

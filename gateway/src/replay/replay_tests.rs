@@ -142,6 +142,87 @@ fn a_fleet_is_what_the_log_tells_unless_the_command_line_says_else() {
 }
 
 #[test]
+fn a_fleet_from_a_file_is_the_recorded_one_but_for_what_the_file_says() {
+    let place = Place::new(&Forest { agents: 2, turns: 2, ..Forest::default() }.log());
+    let file = place.path("fleet.json");
+    let fleet = r#"{"workers": [
+        {"kv_tokens": 200000},
+        {"count": 2, "id": "fast", "like": "w1", "prefill_tokens_per_s": 50000, "decode_ms": 2, "labels": {"gpu": "new"}},
+        {"id": "plain", "max_running": 4, "max_in_flight": 6, "tag": false, "priority": false, "decode_ms_per_running": 1},
+        {"like": "w2"}]}"#;
+    std::fs::write(&file, fleet).unwrap();
+    let on_file = ["-p", "native", "--fleet", file.to_str().unwrap()];
+    let report = place.replay(&on_file);
+    let workers = &report.replay.workers;
+    let ids: Vec<&str> = workers.iter().map(|worker| worker.id.as_str()).collect();
+    assert_eq!(ids, ["w0", "fast-0", "fast-1", "plain", "worker-4"]);
+    let told = &place.replay(&["-p", "native"]).replay.workers;
+    assert_eq!((workers[0].kv_tokens, workers[0].max_running), (200_000, told[0].max_running));
+    assert_eq!((workers[1].prefill_tokens_per_s, workers[1].decode_ms), (50_000.0, 2.0));
+    assert_eq!((workers[1].kv_tokens, workers[1].labels["gpu"].as_str()), (told[1].kv_tokens, "new"));
+    let plain = &workers[3];
+    assert_eq!((plain.max_running, plain.max_in_flight, plain.tag, plain.priority), (4, Some(6), false, false));
+    assert!(plain.decode_ms_per_running > told[0].decode_ms_per_running && plain.decode_ms < told[0].decode_ms);
+    assert_eq!(workers[4].prefill_tokens_per_s, told[2].prefill_tokens_per_s);
+    assert!(report.text().contains("on 5 workers of fleet.json,"), "{}", report.text());
+
+    // Options are for what the file leaves open; a fleet of a report is a file; and all of it is the same again.
+    let faster = place.replay(&[&on_file[..], &["--prefill-rate", "1e4"]].concat()).replay.workers;
+    assert_eq!((faster[0].prefill_tokens_per_s, faster[1].prefill_tokens_per_s), (1e4, 50_000.0));
+    let json = run(&place.args(&[&on_file[..], &["--json"]].concat())).unwrap();
+    assert_eq!(json, run(&place.args(&[&on_file[..], &["--json"]].concat())).unwrap());
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    std::fs::write(&file, serde_json::json!({"workers": report["replay"]["workers"]}).to_string()).unwrap();
+    assert_eq!(json, run(&place.args(&[&on_file[..], &["--json"]].concat())).unwrap());
+}
+
+#[test]
+fn a_faster_and_larger_fleet_of_a_file_serves_sooner() {
+    let place = Place::new(&Forest { agents: 12, turns: 4, seed: 4, ..Forest::default() }.log());
+    let file = place.path("fleet.json");
+    let on = |fleet: &str| {
+        std::fs::write(&file, fleet).unwrap();
+        let report = place.replay(&["-p", "native", "--warmup", "0%", "--fleet", file.to_str().unwrap()]);
+        let summary = &report.policies[0];
+        assert_eq!(summary.workers.len(), report.replay.workers.len());
+        (summary.ttft_ms.mean, summary.workers.iter().map(|share| share.prefilled_tokens).collect::<Vec<_>>())
+    };
+    let (slow, _) = on(r#"{"workers": [{"prefill_tokens_per_s": 500}]}"#);
+    let (fast, _) = on(r#"{"workers": [{"count": 6, "prefill_tokens_per_s": 20000}]}"#);
+    assert!(fast < slow / 4.0, "{fast} {slow}");
+    // Of two unequal ones the quicker does more.
+    let (_, shares) = on(r#"{"workers": [{"prefill_tokens_per_s": 500}, {"prefill_tokens_per_s": 20000}]}"#);
+    assert!(shares[1] > shares[0], "{shares:?}");
+}
+
+#[test]
+fn what_is_wrong_in_the_file_of_a_fleet_is_named_by_its_place() {
+    let place = Place::new(&Forest { agents: 2, turns: 2, ..Forest::default() }.log());
+    let file = place.path("fleet.json");
+    let name = file.to_str().unwrap();
+    assert!(place.error(&["--fleet", name]).starts_with(&format!("--fleet: {name}: ")), "no such file");
+    for (fleet, said) in [
+        ("{}", "missing field `workers`"),
+        (r#"{"workers": []}"#, "workers: there is none"),
+        (r#"{"workers": [{"kv": 1}]}"#, "unknown field `kv`"),
+        (r#"{"workers": [{}, {"kv_tokens": 999}]}"#, "workers[1].kv_tokens: must be 1000 to 1099511627776, found 999"),
+        (r#"{"workers": [{"prefill_tokens_per_s": 0}]}"#, "workers[0].prefill_tokens_per_s: must be 1 to 1000000000"),
+        (r#"{"workers": [{"decode_ms": -1}]}"#, "workers[0].decode_ms: must be 0.001 to 10000, found -1"),
+        (r#"{"workers": [{"count": 0}]}"#, "workers[0].count: must be 1 to 1024, found 0"),
+        (r#"{"workers": [{"count": 1000}, {"count": 25}]}"#, "workers[1].count: a replay has at most 1024 workers"),
+        (r#"{"workers": [{"like": "w9"}]}"#, "workers[0].like: the log has no worker \"w9\""),
+        (r#"{"workers": [{"id": "a"}, {"id": "a"}]}"#, "workers: there are two of the id \"a\""),
+        (r#"{"workers": [{"id": ""}]}"#, "workers[0].id: is empty"),
+    ] {
+        std::fs::write(&file, fleet).unwrap();
+        let error = place.error(&["--fleet", name]);
+        assert!(error.starts_with(&format!("--fleet: {name}: ")) && error.contains(said), "{fleet}: {error}");
+    }
+    let both = ["turnstile", "replay", "log", "--fleet", name, "--workers", "2"];
+    assert!(Cli::try_parse_from(both).is_err());
+}
+
+#[test]
 fn a_chain_of_its_own_comes_from_a_file() {
     let place = Place::new(&Forest { agents: 6, turns: 4, ..Forest::default() }.log());
     std::fs::write(

@@ -30,6 +30,9 @@ pub struct Setting {
     pub seed: u64,
     /// Resamples of each difference.
     pub resamples: u32,
+    /// The file that describes them, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fleet: Option<String>,
     /// The fleet.
     pub workers: Vec<WorkerSpec>,
     /// Plugins of the phase `filter` that policies have and that were not run.
@@ -74,10 +77,11 @@ impl Setting {
         let mut text = String::new();
         let _ = write!(
             text,
-            "{} turns of {} on {} workers, {} of them warm-up",
+            "{} turns of {} on {} workers{}, {} of them warm-up",
             self.turns,
             self.logs.join(", "),
             self.workers.len(),
+            self.fleet.as_ref().map(|file| format!(" of {file}")).unwrap_or_default(),
             self.warmup_turns
         );
         if self.following_turns > 0 {
