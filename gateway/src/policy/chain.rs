@@ -404,7 +404,7 @@ impl TurnPolicies {
             // A shadow that pauses is not waited for.
             stream.goes_on();
         }
-        let (before, after) = self.env.end_shadow(before);
+        let (after, spoken) = self.env.end_shadow(before);
         let (answer, fault) = match outcome {
             Ok(outcome) => (outcome.effects.local_response, None),
             Err(fault) => {
@@ -412,7 +412,7 @@ impl TurnPolicies {
                 (None, Some(fault))
             }
         };
-        self.opinions.push(Opinion { plugin: Arc::clone(&plugin.name), before, after, answer, fault });
+        self.opinions.push(Opinion { plugin: Arc::clone(&plugin.name), after, spoken, answer, fault });
     }
 
     /// What the turn's end says about canaries, and about those that they stand in for.

@@ -71,6 +71,8 @@ pub struct PolicyEnv {
     pub events: Vec<String>,
     /// What the policy at work may not see.
     pub hidden: SecretHeaders,
+    /// What was written about, by a shadow while one is asked.
+    spoken: Spoken,
 }
 
 /// What was there before a shadow was asked.
@@ -78,6 +80,29 @@ pub struct Shadowed {
     store: Arc<dyn PolicyStore>,
     decision: Decision,
     events: usize,
+}
+
+/// What a policy has written about, be it what stood there before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spoken {
+    /// Where the turn goes.
+    pub workers: bool,
+    /// Its place in the queue.
+    pub order: bool,
+    /// Its session.
+    pub session: bool,
+}
+
+impl Spoken {
+    fn note(&mut self, name: &str) {
+        let name = name.strip_prefix("turnstile.").unwrap_or(name);
+        match name.split_once('.') {
+            Some(("route", "target" | "exclude")) => self.workers = true,
+            Some(("queue", _)) => self.order = true,
+            Some(("session", _)) => self.session = true,
+            _ => {}
+        }
+    }
 }
 
 impl PolicyEnv {
@@ -96,6 +121,7 @@ impl PolicyEnv {
             dropped: Vec::new(),
             events: Vec::new(),
             hidden: SecretHeaders::ALL,
+            spoken: Spoken::default(),
         }
     }
 
@@ -139,18 +165,19 @@ impl PolicyEnv {
     pub fn begin_shadow(&mut self, own: &Arc<dyn PolicyStore>) -> Shadowed {
         let beneath = Arc::clone(&self.store);
         self.store = Arc::new(ShadowStore { own: Arc::clone(own), beneath: Arc::clone(&beneath) });
+        self.spoken = Spoken::default();
         Shadowed { store: beneath, decision: self.decision.clone(), events: self.events.len() }
     }
 
-    /// Takes back what a shadow did. The decision before it, and the one it wrote.
-    pub fn end_shadow(&mut self, before: Shadowed) -> (Decision, Decision) {
+    /// Takes back what a shadow did. The decision with what it wrote, and what it wrote about.
+    pub fn end_shadow(&mut self, before: Shadowed) -> (Decision, Spoken) {
         self.store = before.store;
         self.events.truncate(before.events);
-        let after = std::mem::replace(&mut self.decision, before.decision.clone());
-        if after.route.exclude != before.decision.route.exclude {
+        let after = std::mem::replace(&mut self.decision, before.decision);
+        if after.route.exclude != self.decision.route.exclude {
             self.table = None;
         }
-        (before.decision, after)
+        (after, self.spoken)
     }
 
     fn worker_facts(&self) -> WorkerFacts<'_> {
@@ -251,6 +278,7 @@ impl StreamEnv for PolicyEnv {
         let candidates = Candidates::new(&self.route.workers, &self.route.cached_tokens);
         match self.decision.apply_write(name, value, &candidates) {
             Ok(()) => {
+                self.spoken.note(name);
                 // The table shows what policies excluded.
                 if name.ends_with("route.exclude") {
                     self.table = None;

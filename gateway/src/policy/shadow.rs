@@ -1,5 +1,6 @@
 //! Shadows: policies that decide beside the others without effect, and what they would have done differently.
 
+use super::env::Spoken;
 use crate::metrics::Metrics;
 use serde::Serialize;
 use std::sync::Arc;
@@ -13,10 +14,10 @@ use turnstile_plugins::{Fault, LocalResponse};
 pub struct Opinion {
     /// The shadow.
     pub plugin: Arc<str>,
-    /// What others had written by then.
-    pub before: Decision,
-    /// The same with what it wrote.
+    /// What others had written by then, with what it wrote.
     pub after: Decision,
+    /// What it wrote about: it may agree with what others had written.
+    pub spoken: Spoken,
     /// What it answered in a worker's place.
     pub answer: Option<Box<LocalResponse>>,
     /// How it failed.
@@ -105,12 +106,12 @@ impl Opinion {
                 metrics.shadow_cost_ms.with_label_values(&[plugin, direction]).inc_by(more.abs());
             }
         }
-        if applied.phase == Phase::Admit && self.after.queue != self.before.queue {
+        if applied.phase == Phase::Admit && self.spoken.order {
             let (mine, done) = (order(&self.after, applied.builtin), order(applied.decision, applied.builtin));
             count("order", result(mine == done));
             difference.order = (mine != done).then_some(mine);
         }
-        if self.after.session != self.before.session {
+        if self.spoken.session {
             let (mine, done) = (session(&self.after, applied.builtin), session(applied.decision, applied.builtin));
             count("session", result(mine == done));
             difference.session = (mine != done).then_some(mine);
@@ -122,8 +123,7 @@ impl Opinion {
     /// The worker it would have come to, and the one that was chosen. Nothing if it said nothing about workers.
     fn workers(&self, applied: &Applied<'_>) -> Option<(Option<WorkerId>, Option<WorkerId>)> {
         let (input, options) = applied.route?;
-        let (before, after) = (&self.before.route, &self.after.route);
-        if before.target == after.target && before.exclude == after.exclude {
+        if !self.spoken.workers {
             return None;
         }
         let mut mine = self.after.clone();

@@ -91,19 +91,29 @@ async fn a_shadow_changes_nothing_and_is_told_apart_everywhere() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shadow_that_agrees_is_counted_and_not_logged() {
     let same = writing(&[("route.target", "#1")]);
-    let plugins = chain(&[policy("stable", "route", ""), policy("idea", "route", "shadow = true")]);
+    let plugins = chain(&[
+        policy("stable", "route", ""),
+        policy("idea", "route", "shadow = true"),
+        policy("echo", "route", "shadow = true"),
+        policy("silent", "route", "shadow = true"),
+    ]);
     let rig = Setup::new()
         .workers(2)
         .plugins(&plugins)
         .file("stable.wasm", same.wasm())
         // It comes to the same by excluding the other one.
         .file("idea.wasm", writing(&[("route.target", ""), ("route.exclude", "#0")]).wasm())
+        // It writes what stands there already.
+        .file("echo.wasm", same.wasm())
+        .file("silent.wasm", writing(&[("log.a", "b")]).wasm())
         .start()
         .await;
     let answer = rig.post(CHAT, &chat("Hello")).await;
     assert!(rig.record_of(&answer).await["shadows"].is_null());
-    let labels = [("plugin", "idea"), ("about", "worker"), ("result", "same")];
-    assert_eq!(rig.metric("turnstile_shadow_decisions_total", &labels).await, 1.0);
+    for (plugin, same) in [("idea", 1.0), ("echo", 1.0), ("silent", 0.0)] {
+        let labels = [("plugin", plugin), ("about", "worker"), ("result", "same")];
+        assert_eq!(rig.metric("turnstile_shadow_decisions_total", &labels).await, same, "{plugin}");
+    }
     assert_eq!(rig.metric("turnstile_shadow_cost_ms_total", &[]).await, 0.0);
 }
 
