@@ -19,7 +19,7 @@ pub enum PluginAction {
     Check(CheckModuleArgs),
     /// Compile a module ahead of its use
     Compile(CompileArgs),
-    /// Let a policy decide on a turn and explain the decision, or run the cases of a folder
+    /// Let a policy decide on a turn and explain the decision, take an exchange through a filter, or run the cases of a folder
     Run(TryArgs),
     /// Measure what a policy's callbacks cost
     Bench(BenchArgs),
@@ -61,11 +61,11 @@ pub struct TryArgs {
     /// The module (.wasm)
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// The request: JSON {path, headers, body}
+    /// The request: JSON {path, headers, body}; for a filter also {method, trailers, response, calls}
     #[arg(long, value_name = "FILE", required_unless_present = "cases")]
     pub turn: Option<PathBuf>,
-    /// The fleet: JSON {workers, session, …}; docs/policy-reference.md has the members
-    #[arg(long, value_name = "FILE", required_unless_present = "cases")]
+    /// The fleet: JSON {workers, session, …}; docs/policy-reference.md has the members. A filter needs none
+    #[arg(long, value_name = "FILE")]
     pub fleet: Option<PathBuf>,
     /// The plugin's configuration: a JSON object, as its `config` table
     #[arg(long, value_name = "FILE")]
@@ -73,12 +73,13 @@ pub struct TryArgs {
     /// Fail unless the report has these members (JSON)
     #[arg(long, value_name = "FILE")]
     pub expect: Option<PathBuf>,
-    /// Run every folder in this one that has turn.json, fleet.json and expect.json (and config.json if it needs one)
+    /// Run every folder in this one that has turn.json, fleet.json (for a policy) and expect.json (and config.json if it needs
+    /// one)
     #[arg(long, value_name = "DIR", conflicts_with_all = ["turn", "fleet", "config", "expect", "json"])]
     pub cases: Option<PathBuf>,
-    /// The phase that the policy runs in
+    /// The phase that it runs in
     #[arg(long, value_enum, default_value = "route")]
-    pub phase: PolicyPhase,
+    pub phase: TriedPhase,
     /// Print JSON: the same for the same plugin, turn and fleet. Times go to standard error
     #[arg(long)]
     pub json: bool,
@@ -133,6 +134,17 @@ pub enum PolicyPhase {
     Route,
 }
 
+/// The phases of plugins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TriedPhase {
+    /// A policy, when the turn arrives
+    Admit,
+    /// A policy, when the turn is dispatched
+    Route,
+    /// A filter of requests and answers
+    Filter,
+}
+
 /// The languages that projects are made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Language {
@@ -151,6 +163,16 @@ impl From<PolicyPhase> for Phase {
         match phase {
             PolicyPhase::Admit => Self::Admit,
             PolicyPhase::Route => Self::Route,
+        }
+    }
+}
+
+impl From<TriedPhase> for Phase {
+    fn from(phase: TriedPhase) -> Self {
+        match phase {
+            TriedPhase::Admit => Self::Admit,
+            TriedPhase::Route => Self::Route,
+            TriedPhase::Filter => Self::Filter,
         }
     }
 }

@@ -8,6 +8,7 @@ pub mod bench;
 pub mod check;
 pub mod compile;
 pub mod expectation;
+pub mod filter;
 pub mod fleet_file;
 pub mod project;
 pub mod situation;
@@ -17,10 +18,13 @@ pub mod trace;
 pub mod trial;
 
 use arguments::{BenchArgs, CheckModuleArgs, CompileArgs, PluginAction, TryArgs};
+use filter::callees::Callees;
+use filter::exchange_file::Exchange;
 use serde_json::Value;
 use situation::Situation;
 use std::path::{Path, PathBuf};
-use subject::{Started, Subject};
+use std::time::Duration;
+use subject::Subject;
 use turnstile_config::Phase;
 use turnstile_plugins::Runtime;
 
@@ -43,7 +47,7 @@ pub fn dispatch(action: &PluginAction) -> Result<Said, String> {
     match action {
         PluginAction::Check(args) => check_module(args),
         PluginAction::Compile(args) => compile_module(args),
-        PluginAction::Run(args) => try_policy(args),
+        PluginAction::Run(args) => try_plugin(args),
         PluginAction::Bench(args) => bench_policy(args),
         PluginAction::New(args) => project::create(args).map(|out| Said { out, ..Said::default() }),
     }
@@ -66,22 +70,20 @@ fn compile_module(args: &CompileArgs) -> Result<Said, String> {
     Ok(Said { out, ..Said::default() })
 }
 
-fn try_policy(args: &TryArgs) -> Result<Said, String> {
+fn try_plugin(args: &TryArgs) -> Result<Said, String> {
     let runtime = subject::runtime(compile::cache_of(None)?)?;
     let phase = Phase::from(args.phase);
-    match (&args.cases, &args.turn, &args.fleet) {
-        (Some(cases), _, _) => run_cases(&args.file, cases, phase, &runtime),
-        (None, Some(turn), Some(fleet)) => {
-            let case = Case {
-                turn: turn.clone(),
-                fleet: fleet.clone(),
-                config: args.config.clone(),
-                expect: args.expect.clone(),
-            };
-            run_one(&args.file, &case, phase, args.json, &runtime)
-        }
-        _ => Err("--turn and --fleet, or --cases, must be given".to_owned()),
+    if let Some(cases) = &args.cases {
+        return run_cases(&args.file, cases, phase, &runtime);
     }
+    let fleet = match (&args.fleet, phase) {
+        (Some(_), Phase::Filter) => return Err("--fleet: a filter sees no fleet".to_owned()),
+        (None, Phase::Admit | Phase::Route) => return Err("--fleet must be given, but for --phase filter".to_owned()),
+        (fleet, _) => fleet.clone(),
+    };
+    let turn = args.turn.clone().ok_or("--turn or --cases must be given")?;
+    let case = Case { turn, fleet, config: args.config.clone(), expect: args.expect.clone() };
+    run_one(&args.file, &case, phase, args.json, &runtime)
 }
 
 fn bench_policy(args: &BenchArgs) -> Result<Said, String> {
@@ -109,12 +111,22 @@ fn bench_policy(args: &BenchArgs) -> Result<Said, String> {
 pub struct Case {
     /// The request.
     pub turn: PathBuf,
-    /// The fleet.
-    pub fleet: PathBuf,
+    /// The fleet, for a policy.
+    pub fleet: Option<PathBuf>,
     /// The plugin's configuration.
     pub config: Option<PathBuf>,
     /// What the report must have.
     pub expect: Option<PathBuf>,
+}
+
+/// What came of one.
+pub struct Outcome {
+    /// The report, the same for the same plugin and files.
+    pub report: Value,
+    /// Why a gateway would have to do without the plugin.
+    pub failed: Option<String>,
+    /// How long things took, for a reader.
+    pub times: String,
 }
 
 fn input(path: &Path) -> Result<(String, Vec<u8>), String> {
@@ -122,40 +134,49 @@ fn input(path: &Path) -> Result<(String, Vec<u8>), String> {
     Ok((path.display().to_string(), bytes))
 }
 
-/// Runs one case. Returns the plugin, the situation and the report.
+/// Runs one case.
 ///
 /// # Errors
 /// A file that cannot be read or is not what it should be, a plugin that does not start.
-pub fn trial(
-    subject: &Subject,
-    case: &Case,
-    phase: Phase,
-    runtime: &Runtime,
-) -> Result<(Started, trial::Trial, Value), String> {
-    let (turn, fleet) = (input(&case.turn)?, input(&case.fleet)?);
+pub fn trial(subject: &Subject, case: &Case, phase: Phase, runtime: &Runtime) -> Result<Outcome, String> {
+    let turn = input(&case.turn)?;
+    let Some(fleet) = &case.fleet else {
+        let exchange = Exchange::parse(&turn.1).map_err(|e| format!("{}: {e}", turn.0))?;
+        let started = subject.start_among(runtime, Callees::new(&exchange.calls))?;
+        let filter::Tried { report, failed } = filter::run(&started, &exchange);
+        return Ok(Outcome { report, failed, times: format!("times: start {}\n", ms(started.took)) });
+    };
+    let fleet = input(fleet)?;
     let situation = Situation::new((&turn.0, &turn.1), (&fleet.0, &fleet.1), phase)?;
     let started = subject.start(runtime)?;
     let trial = trial::run(&started, &situation);
-    let report = trial.to_json(&started, &situation, phase);
-    Ok((started, trial, report))
+    let us = |time: Duration| format!("{:.1} µs", time.as_nanos() as f64 / 1e3);
+    let (decide, end) = (us(trial.decide), us(trial.end));
+    Ok(Outcome {
+        report: trial.to_json(&started, &situation, phase),
+        failed: trial.fault,
+        times: format!("times: start {}, decision {decide}, end {end}\n", ms(started.took)),
+    })
+}
+
+fn ms(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1e3)
 }
 
 fn run_one(file: &Path, case: &Case, phase: Phase, json: bool, runtime: &Runtime) -> Result<Said, String> {
     let subject = Subject::read(file, case.config.as_deref())?;
-    let (started, trial, report) = trial(&subject, case, phase, runtime)?;
-    let out = if json { pretty(&report) } else { text::page(&report) };
-    let us = |time: std::time::Duration| format!("{:.1} µs", time.as_nanos() as f64 / 1e3);
-    let start_ms = started.took.as_secs_f64() * 1e3;
-    let aside = format!("times: start {start_ms:.1} ms, decision {}, end {}\n", us(trial.decide), us(trial.end));
-    let mut wrong = match &case.expect {
-        Some(expect) => differences(expect, &report)?,
-        None => Vec::new(),
+    let Outcome { report, failed, times } = trial(&subject, case, phase, runtime)?;
+    let out = match (json, phase) {
+        (true, _) => pretty(&report),
+        (false, Phase::Filter) => filter::text::page(&report),
+        (false, _) => text::page(&report),
     };
-    if case.expect.is_none() {
-        wrong.extend(trial.fault);
-    }
+    let wrong = match &case.expect {
+        Some(expect) => differences(expect, &report)?,
+        None => failed.into_iter().collect(),
+    };
     let failed = (!wrong.is_empty()).then(|| wrong.join("\n"));
-    Ok(Said { out, aside, failed })
+    Ok(Said { out, aside: times, failed })
 }
 
 fn differences(expect: &Path, report: &Value) -> Result<Vec<String>, String> {
@@ -170,10 +191,10 @@ fn differences(expect: &Path, report: &Value) -> Result<Vec<String>, String> {
 fn run_cases(file: &Path, dir: &Path, phase: Phase, runtime: &Runtime) -> Result<Said, String> {
     let mut said = Said::default();
     let (mut passed, mut failed) = (0_u32, 0_u32);
-    for (name, case) in cases(dir)? {
+    for (name, case) in cases(dir, phase)? {
         let outcome = Subject::read(file, case.config.as_deref())
             .and_then(|subject| trial(&subject, &case, phase, runtime))
-            .and_then(|(_, _, report)| case.expect.as_deref().map_or(Ok(Vec::new()), |e| differences(e, &report)));
+            .and_then(|tried| case.expect.as_deref().map_or(Ok(Vec::new()), |e| differences(e, &tried.report)));
         match outcome {
             Ok(wrong) if wrong.is_empty() => {
                 passed += 1;
@@ -198,7 +219,7 @@ fn run_cases(file: &Path, dir: &Path, phase: Phase, runtime: &Runtime) -> Result
 ///
 /// # Errors
 /// It cannot be read, has no case, or a case lacks a file.
-pub fn cases(dir: &Path) -> Result<Vec<(String, Case)>, String> {
+pub fn cases(dir: &Path, phase: Phase) -> Result<Vec<(String, Case)>, String> {
     let fail = |e: std::io::Error| format!("{}: {e}", dir.display());
     let mut cases = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(fail)? {
@@ -212,7 +233,7 @@ pub fn cases(dir: &Path) -> Result<Vec<(String, Case)>, String> {
         };
         let case = Case {
             turn: file("turn.json")?,
-            fleet: file("fleet.json")?,
+            fleet: if phase == Phase::Filter { None } else { Some(file("fleet.json")?) },
             config: file("config.json").ok(),
             expect: Some(file("expect.json")?),
         };
@@ -220,7 +241,8 @@ pub fn cases(dir: &Path) -> Result<Vec<(String, Case)>, String> {
         cases.push((name, case));
     }
     if cases.is_empty() {
-        return Err(format!("{}: has no folder with a case (turn.json, fleet.json, expect.json)", dir.display()));
+        let fleet = if phase == Phase::Filter { "" } else { " fleet.json," };
+        return Err(format!("{}: has no folder with a case (turn.json,{fleet} expect.json)", dir.display()));
     }
     cases.sort_by(|(a, _), (b, _)| a.cmp(b));
     Ok(cases)

@@ -23,6 +23,11 @@ const SEED: u64 = 0;
 /// When the request arrives, seconds of Unix time: 2026-01-01.
 const ARRIVED_S: u64 = 1_767_225_600;
 
+/// When every request that is tried arrives.
+pub fn arrived() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(ARRIVED_S)
+}
+
 /// A turn, a fleet, and what the native built-in would decide.
 pub struct Situation {
     /// What is known of the turn.
@@ -92,7 +97,7 @@ impl Situation {
             number: session.as_ref().map_or(1, |s| s.turns.saturating_add(1)),
             head: RequestHead {
                 authority: header(HOST).unwrap_or_default(),
-                arrived: SystemTime::UNIX_EPOCH + Duration::from_secs(ARRIVED_S),
+                arrived: arrived(),
                 ..question.head("plugin-run")
             },
             turn: Arc::new(understood),

@@ -1,5 +1,6 @@
 //! The plugin that a tool works on: its file, started as the gateway would start it, with what it logs.
 
+use super::filter::callees::Callees;
 use crate::module_file;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -8,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use turnstile_config::{Phase, PluginSource};
-use turnstile_plugins::{LogLevel, LogLine, Plugin, PluginServices, PluginSpec, Runtime, RuntimeOptions, SharedState};
+use turnstile_plugins::{
+    CallCommand, LogLevel, LogLine, Plugin, PluginServices, PluginSpec, Runtime, RuntimeOptions, SharedState,
+};
 
 /// Log lines that are kept.
 const MAX_LINES: usize = 1_000;
@@ -33,6 +36,7 @@ pub type Line = (LogLevel, String);
 pub struct Services {
     shared: SharedState,
     lines: Mutex<Vec<Line>>,
+    callees: Callees,
 }
 
 /// A plugin that was started.
@@ -85,9 +89,17 @@ impl Subject {
     /// # Errors
     /// Why it does not start, with what it logged.
     pub fn start(&self, runtime: &Runtime) -> Result<Started, String> {
+        self.start_among(runtime, Callees::default())
+    }
+
+    /// The same where somebody answers its calls.
+    ///
+    /// # Errors
+    /// As with [`Subject::start`].
+    pub fn start_among(&self, runtime: &Runtime, callees: Callees) -> Result<Started, String> {
         // First, so that starting takes the time that it takes in a gateway with a warm cache.
         runtime.inspect(&self.wasm).map_err(|e| format!("{}: {e}", self.path.display()))?;
-        let services = Arc::new(Services::default());
+        let services = Arc::new(Services { callees, ..Services::default() });
         let spec =
             PluginSpec::new(self.name.as_str(), Arc::clone(&self.wasm)).with_configuration(self.configuration.clone());
         let started = Instant::now();
@@ -145,6 +157,11 @@ impl Services {
     pub fn take(&self) -> Vec<Line> {
         std::mem::take(&mut self.lines.lock())
     }
+
+    /// Those who answer its calls.
+    pub fn callees(&self) -> &Callees {
+        &self.callees
+    }
 }
 
 impl PluginServices for Services {
@@ -161,5 +178,13 @@ impl PluginServices for Services {
 
     fn log_level(&self, _: &str) -> LogLevel {
         LogLevel::Debug
+    }
+
+    fn has_upstream(&self, _: &str, upstream: &str) -> bool {
+        self.callees.knows(upstream)
+    }
+
+    fn call_out(&self, _: &str, command: CallCommand) {
+        self.callees.ask(command);
     }
 }

@@ -22,12 +22,12 @@ fn case(dir: &Path, turn: &str, fleet: &str) -> Case {
         fs::write(&path, text).unwrap();
         path
     };
-    Case { turn: write("turn.json", turn), fleet: write("fleet.json", fleet), config: None, expect: None }
+    Case { turn: write("turn.json", turn), fleet: Some(write("fleet.json", fleet)), config: None, expect: None }
 }
 
 fn report(wasm: &Path, case: &Case, phase: Phase) -> Value {
     let subject = Subject::read(wasm, case.config.as_deref()).unwrap();
-    trial(&subject, case, phase, &subject::runtime(None).unwrap()).unwrap().2
+    trial(&subject, case, phase, &subject::runtime(None).unwrap()).unwrap().report
 }
 
 /// A guest that calls the host from `proxy_on_request_headers`: property paths and values as they stand in its data.

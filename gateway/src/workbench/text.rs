@@ -80,7 +80,7 @@ fn write_page(page: &mut String, report: &Value) -> std::fmt::Result {
     Ok(())
 }
 
-fn write_accesses(page: &mut String, title: &str, accesses: &Value) -> std::fmt::Result {
+pub(super) fn write_accesses(page: &mut String, title: &str, accesses: &Value) -> std::fmt::Result {
     let accesses = accesses.as_array().map(Vec::as_slice).unwrap_or_default();
     if accesses.is_empty() {
         return Ok(());
@@ -145,7 +145,7 @@ fn members(value: &Value) -> String {
 }
 
 /// Text without its quotes.
-fn plain(value: &Value) -> String {
+pub(super) fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(list) if list.iter().all(Value::is_string) => {
@@ -160,7 +160,7 @@ fn plain(value: &Value) -> String {
     }
 }
 
-fn short(text: &str) -> String {
+pub(super) fn short(text: &str) -> String {
     let line = text.replace('\n', "\\n");
     match line.char_indices().nth(MAX_VALUE) {
         Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),

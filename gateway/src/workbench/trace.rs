@@ -85,7 +85,8 @@ struct TracedHeaders {
 // === impl Accesses ===
 
 impl Accesses {
-    fn add(&self, access: Access) {
+    /// Remembers one, if there is room.
+    pub fn add(&self, access: Access) {
         let mut log = self.log.lock();
         let bytes = log.bytes.saturating_add(access.size());
         if log.list.len() < MAX_ACCESSES && bytes <= MAX_BYTES {
@@ -167,7 +168,7 @@ impl Traced {
 }
 
 /// A path as a reader knows it, however the guest wrote it.
-fn name_of(path: &[u8]) -> String {
+pub fn name_of(path: &[u8]) -> String {
     let mut buffer = [0; facts::MAX_PATH];
     match facts::dotted(path, &mut buffer) {
         Some(name) => name.to_owned(),

@@ -2,6 +2,7 @@
 
 use super::{DECISIONS, EVENTS, FACTS, FUNCTIONS, WORKER_MEMBERS};
 use crate::policy::events::EVENT_FUNCTION;
+use crate::workbench::filter::exchange_file::ExchangeFile;
 use crate::workbench::fleet_file::FleetFile;
 use serde_json::Value;
 use std::fmt::Write;
@@ -13,6 +14,7 @@ const DECIDING: &str = include_str!("deciding.md");
 const CALLING: &str = include_str!("calling.md");
 const LISTENING: &str = include_str!("listening.md");
 const TRYING: &str = include_str!("trying.md");
+const EXCHANGING: &str = include_str!("exchanging.md");
 const QUESTIONS: &str = include_str!("questions.md");
 
 /// The page.
@@ -72,6 +74,11 @@ fn write_page(page: &mut String) -> std::fmt::Result {
     {
         write_members(page, title, &schema["$defs"][name], &schema)?;
     }
+    page.push_str(EXCHANGING);
+    let schema = schemars::schema_for!(ExchangeFile).to_value();
+    write_members(page, "The exchange", &schema, &schema)?;
+    let title = "`response`, and each answer in `calls`";
+    write_members(page, title, &schema["$defs"]["ResponseEntry"], &schema)?;
     page.push_str(QUESTIONS);
     Ok(())
 }
@@ -142,12 +149,16 @@ fn kind(member: &Value, schema: &Value) -> String {
     };
     match ty {
         "string" => "text".to_owned(),
-        "object" if member["additionalProperties"].is_object() => "object of texts".to_owned(),
+        "object" if member["additionalProperties"].is_object() => match kind(&member["additionalProperties"], schema) {
+            text if text == "text" => "object of texts".to_owned(),
+            other => format!("object of {}", other.replacen("list", "lists", 1)),
+        },
         "object" => "object, see below".to_owned(),
         "array" => match kind(&member["items"], schema).as_str() {
             "object, see below" => "list of objects, see below".to_owned(),
             items => format!("list of {items}"),
         },
+        "" => "JSON".to_owned(),
         other => other.to_owned(),
     }
 }

@@ -1,0 +1,377 @@
+//! One exchange on its way through one filter, callback by callback, as the gateway takes it: the head, the body in the pieces
+//! that come, the trailers. A filter that pauses is waited for in time that is only counted.
+
+use super::changes::{Seen, shown};
+use super::exchange_file::Message;
+use super::watched::Watched;
+use crate::workbench::subject::Started;
+use bytes::{Bytes, BytesMut};
+use serde_json::{Map, Value, json};
+use std::task::{Context, Poll, Waker};
+use turnstile_plugins::{Body, CallOutcome, CallResult, Callback, Effects, FieldMap, Lent, LocalResponse, Stream};
+
+/// How much time passes at a time while a filter waits, ms.
+const STEP_MS: u64 = 10;
+/// The longest wait, ms, for a filter that asks again and again.
+const LONGEST_WAIT_MS: u64 = 3_600_000;
+/// Calls that are answered one after the other between two pieces of a body.
+const MAX_CALLS_BETWEEN: u32 = 1_000;
+/// Callbacks that are told of, and the size of what is told, bytes; what is beyond is only counted.
+const MAX_STEPS: usize = 10_000;
+const MAX_STEP_BYTES: usize = 16 << 20;
+
+/// A side of the exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// To the worker.
+    Request,
+    /// To the client.
+    Response,
+}
+
+/// Why a side did not come through.
+#[derive(Debug)]
+pub enum End {
+    /// The filter answers.
+    Answer(Box<LocalResponse>),
+    /// It broke the exchange off.
+    Close,
+    /// A callback did not return.
+    Fault(String),
+    /// It paused, and nothing ended that.
+    Waits,
+    /// It holds more of a body than it may.
+    TooLarge,
+}
+
+/// The exchange on its way.
+pub struct Passage<'a> {
+    started: &'a Started,
+    stream: Stream,
+    pub env: Lent<Watched>,
+    pause_ms: u64,
+    now_ms: u64,
+    ended: [bool; 2],
+    /// What of a side has come out.
+    pub out: BytesMut,
+    pub steps: Vec<Value>,
+    step_bytes: usize,
+    pub steps_left_out: u64,
+}
+
+/// A side as it is at one time.
+struct Shot {
+    head: Seen,
+    trailers: Seen,
+    body: Bytes,
+}
+
+impl<'a> Passage<'a> {
+    /// Of an exchange that has not begun. `pause_ms`: how long a pause may last with no call under way.
+    pub fn new(started: &'a Started, env: Watched, pause_ms: u64) -> Self {
+        let stream = started.plugin.open_stream(0);
+        Self {
+            started,
+            stream,
+            env: Lent::new(env),
+            pause_ms,
+            now_ms: 0,
+            ended: [false; 2],
+            out: BytesMut::new(),
+            steps: Vec::new(),
+            step_bytes: 0,
+            steps_left_out: 0,
+        }
+    }
+
+    /// Takes one side through. What comes out of its body is in `out`.
+    ///
+    /// # Errors
+    /// Why it did not come through.
+    pub fn half(&mut self, side: Side, message: &Message) -> Result<(), End> {
+        self.out.clear();
+        let last = message.trailers.is_empty();
+        let ends = message.pieces.is_empty() && last;
+        let head = match side {
+            Side::Request => Callback::RequestHeaders,
+            Side::Response => Callback::ResponseHeaders,
+        };
+        let outcome = self.call(side, head, json!({"end_of_stream": ends}), |stream, env| match side {
+            Side::Request => stream.on_request_headers(env, ends),
+            Side::Response => stream.on_response_headers(env, ends),
+        })?;
+        if paused(side, &outcome) {
+            self.wait(side)?;
+        }
+        if self.ended[side as usize] {
+            return Ok(());
+        }
+        let held = self.body(side, &message.pieces, last)?;
+        if last { Ok(()) } else { self.trailers(side, message, held) }
+    }
+
+    /// The body, piece by piece. What is held at its end, before trailers.
+    fn body(&mut self, side: Side, pieces: &[Bytes], last: bool) -> Result<Option<Bytes>, End> {
+        let callback = match side {
+            Side::Request => Callback::RequestBody,
+            Side::Response => Callback::ResponseBody,
+        };
+        let most = self.started.plugin.spec().limits.held_body_bytes;
+        let mut held: Option<Bytes> = None;
+        for (at, piece) in pieces.iter().enumerate() {
+            let end = at + 1 == pieces.len() && last;
+            self.came(side, piece.len());
+            if !self.started.plugin.exports(callback) {
+                self.out.extend_from_slice(piece);
+                continue;
+            }
+            let piece = match held.take() {
+                Some(held) => Bytes::from([held, piece.clone()].concat()),
+                None => piece.clone(),
+            };
+            let size = piece.len();
+            self.put(side, piece);
+            let facts = json!({"size": size, "end_of_stream": end});
+            let outcome = self.call(side, callback, facts, |stream, env| match side {
+                Side::Request => stream.on_request_body(env, size, end),
+                Side::Response => stream.on_response_body(env, size, end),
+            })?;
+            if paused(side, &outcome) {
+                if outcome.drops_body {
+                    self.put(side, Bytes::new());
+                }
+                if self.seen(side).len() > most {
+                    return Err(End::TooLarge);
+                }
+                match end {
+                    true => self.wait(side)?,
+                    false if !self.released(side)? => {
+                        held = Some(self.take(side));
+                        continue;
+                    }
+                    false => {}
+                }
+            }
+            let piece = self.take(side);
+            self.out.extend_from_slice(&piece);
+        }
+        Ok(held)
+    }
+
+    /// What is held goes on before the trailers do.
+    fn trailers(&mut self, side: Side, message: &Message, held: Option<Bytes>) -> Result<(), End> {
+        let map = Some(FieldMap::new(message.trailers.clone()));
+        let exchange = &mut self.env.exchange;
+        match side {
+            Side::Request => exchange.request_trailers = map,
+            Side::Response => exchange.response_trailers = map,
+        }
+        self.put(side, held.unwrap_or_default());
+        let callback = match side {
+            Side::Request => Callback::RequestTrailers,
+            Side::Response => Callback::ResponseTrailers,
+        };
+        let outcome = self.call(side, callback, json!({}), |stream, env| match side {
+            Side::Request => stream.on_request_trailers(env),
+            Side::Response => stream.on_response_trailers(env),
+        })?;
+        if paused(side, &outcome) {
+            self.wait(side)?;
+        }
+        let piece = self.take(side);
+        self.out.extend_from_slice(&piece);
+        Ok(())
+    }
+
+    /// The end of the stream.
+    ///
+    /// # Errors
+    /// Why a callback did not return.
+    pub fn finish(self) -> (Lent<Watched>, Result<(), String>) {
+        let Self { stream, mut env, .. } = self;
+        let ended = stream.finish(&mut env).map_err(|fault| fault.to_string());
+        (env, ended)
+    }
+
+    /// One callback, told of if the filter has it.
+    fn call(
+        &mut self,
+        side: Side,
+        callback: Callback,
+        facts: Value,
+        run: impl FnOnce(&mut Stream, &mut Lent<Watched>) -> CallResult,
+    ) -> Result<CallOutcome, End> {
+        if !self.started.plugin.exports(callback) {
+            return Ok(CallOutcome::default());
+        }
+        let before = self.shot(side);
+        let result = run(&mut self.stream, &mut self.env);
+        let mut step = Map::from_iter([("callback".to_owned(), Value::from(callback.export()))]);
+        step.extend(facts.as_object().cloned().unwrap_or_default());
+        let returned = match &result {
+            Ok(outcome) if outcome.drops_body => "pause, and nothing is held",
+            Ok(outcome) if paused(side, outcome) => "pause",
+            Ok(outcome) if outcome.effects.end_stream => "continue, and nothing follows",
+            Ok(_) => "continue",
+            Err(_) => "nothing",
+        };
+        step.insert("returned".to_owned(), returned.into());
+        self.tell(step, side, &before);
+        let outcome = result.map_err(|fault| End::Fault(fault.to_string()))?;
+        self.apply(side, &outcome.effects)?;
+        Ok(outcome)
+    }
+
+    /// What was asked for beyond going on.
+    fn apply(&mut self, side: Side, effects: &Effects) -> Result<(), End> {
+        if let Some(response) = &effects.local_response {
+            return Err(End::Answer(response.clone()));
+        }
+        if effects.close_downstream || effects.close_upstream {
+            return Err(End::Close);
+        }
+        self.ended[side as usize] |= effects.end_stream;
+        Ok(())
+    }
+
+    /// Waits until the filter goes on.
+    fn wait(&mut self, side: Side) -> Result<(), End> {
+        let (began, before) = (self.now_ms, self.shot(side));
+        let mut idle_ms = 0;
+        loop {
+            let (asked, effects) = self.listen(true).map_err(End::Fault)?;
+            let ended = self.apply(side, &effects);
+            if ended.is_err() || continues(side, &effects) {
+                let step = json!({"continued_after_ms": self.now_ms - began});
+                self.tell(step.as_object().cloned().unwrap_or_default(), side, &before);
+                return ended;
+            }
+            // A call is answered at once, so none is under way when there was none to answer.
+            idle_ms = if asked { 0 } else { idle_ms + STEP_MS };
+            if idle_ms > self.pause_ms || self.now_ms - began > LONGEST_WAIT_MS {
+                return Err(End::Waits);
+            }
+            self.now_ms += STEP_MS;
+        }
+    }
+
+    /// Whether calls that are answered between two pieces let go of what is held.
+    fn released(&mut self, side: Side) -> Result<bool, End> {
+        let before = self.shot(side);
+        for _ in 0..MAX_CALLS_BETWEEN {
+            let (asked, effects) = self.listen(false).map_err(End::Fault)?;
+            self.apply(side, &effects)?;
+            if continues(side, &effects) {
+                let step = json!({"continued_after_ms": 0});
+                self.tell(step.as_object().cloned().unwrap_or_default(), side, &before);
+                return Ok(true);
+            }
+            if !asked {
+                break;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Answers calls, and ticks if time passes, with the exchange where replies can edit it. Whether there was a call, and what
+    /// was asked for the stream.
+    fn listen(&mut self, ticks: bool) -> Result<(bool, Effects), String> {
+        let Self { started, stream, env, now_ms, .. } = self;
+        let (asked, mut effects) = {
+            let parked = env.park();
+            let polled = stream.poll_effects(&mut Context::from_waker(Waker::noop()), parked.berth());
+            let effects = match polled {
+                Poll::Ready(effects) => effects.map_err(|fault| fault.to_string())?,
+                Poll::Pending => Effects::default(),
+            };
+            let asked = started.services.callees().serve();
+            if ticks {
+                started.plugin.tick(*now_ms);
+            }
+            (asked, effects)
+        };
+        effects.merge(stream.take_effects());
+        Ok((asked, effects))
+    }
+
+    fn tell(&mut self, mut step: Map<String, Value>, side: Side, before: &Shot) {
+        let after = self.shot(side);
+        for (name, before, after) in
+            [("headers", &before.head, &after.head), ("trailers", &before.trailers, &after.trailers)]
+        {
+            if before != after {
+                step.insert(name.to_owned(), before.until(after));
+            }
+        }
+        if before.body != after.body {
+            step.insert("body".to_owned(), json!({"from": shown(&before.body), "to": shown(&after.body)}));
+        }
+        let step = Value::Object(step);
+        let bytes = self.step_bytes.saturating_add(step.to_string().len());
+        if self.steps.len() >= MAX_STEPS || bytes > MAX_STEP_BYTES {
+            self.steps_left_out += 1;
+            return;
+        }
+        self.step_bytes = bytes;
+        self.steps.push(step);
+    }
+
+    fn shot(&self, side: Side) -> Shot {
+        let exchange = &self.env.exchange;
+        let trailers = |map: &Option<FieldMap>| map.as_ref().map(|map| Seen::of(map)).unwrap_or_default();
+        match side {
+            Side::Request => Shot {
+                head: Seen::of(&exchange.request),
+                trailers: trailers(&exchange.request_trailers),
+                body: exchange.body.bytes.clone(),
+            },
+            Side::Response => Shot {
+                head: exchange.response.as_ref().map(|map| Seen::of(map)).unwrap_or_default(),
+                trailers: trailers(&exchange.response_trailers),
+                body: exchange.chunk.bytes.clone(),
+            },
+        }
+    }
+
+    fn came(&mut self, side: Side, bytes: usize) {
+        match side {
+            Side::Request => self.env.exchange.request_size += bytes,
+            Side::Response => self.env.exchange.response_size += bytes,
+        }
+    }
+
+    fn seen(&self, side: Side) -> &Bytes {
+        match side {
+            Side::Request => &self.env.exchange.body.bytes,
+            Side::Response => &self.env.exchange.chunk.bytes,
+        }
+    }
+
+    fn put(&mut self, side: Side, bytes: Bytes) {
+        match side {
+            Side::Request => self.env.exchange.body = Body::new(bytes),
+            Side::Response => self.env.exchange.chunk = Body::new(bytes),
+        }
+    }
+
+    fn take(&mut self, side: Side) -> Bytes {
+        match side {
+            Side::Request => self.env.exchange.take_body(),
+            Side::Response => self.env.exchange.take_chunk(),
+        }
+    }
+}
+
+fn paused(side: Side, outcome: &CallOutcome) -> bool {
+    match side {
+        Side::Request => outcome.paused_request(),
+        Side::Response => outcome.paused_response(),
+    }
+}
+
+fn continues(side: Side, effects: &Effects) -> bool {
+    match side {
+        Side::Request => effects.continue_request,
+        Side::Response => effects.continue_response,
+    }
+}
