@@ -4,8 +4,11 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 TURNSTILE := $(TARGET_DIR)/debug/turnstile
+# The gateway and the programs of tests/. After `make test`, with the features that the tests were built with
+# (PROGRAMS="cargo build --locked --workspace --bins --tests"), hardly anything is left to build.
+PROGRAMS ?= $(CARGO) build --locked -p turnstile -p turnstile-tests --bins
 
-.PHONY: help demo build test lint deny policies conformance bench soak swaps session-sim test-sglang docs setup fuzz bench-plugins compare-envoy
+.PHONY: help demo build test lint deny policies conformance policy-journey bench soak swaps session-sim test-sglang docs setup fuzz bench-plugins compare-envoy
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,8 +20,12 @@ build: setup ## build the gateway (debug)
 	$(CARGO) build --locked -p turnstile
 
 demo: setup ## simulated workers, the gateway, and an agent conversation through it, explained
-	$(CARGO) build --locked -p turnstile -p turnstile-tests --bins
+	$(PROGRAMS)
 	$(TARGET_DIR)/debug/turnstile-demo
+
+policy-journey: setup ## a policy in every language (JOURNEY="go c") from an empty folder to production and back, under streams
+	$(PROGRAMS)
+	$(TARGET_DIR)/debug/turnstile-journey $(JOURNEY)
 
 test: setup ## all tests
 	scripts/test.sh $(NEXTEST_FLAGS)
@@ -47,7 +54,7 @@ bench: setup ## CPU per request beside a plain pingora proxy (release build)
 	$(TARGET_DIR)/release/turnstile-bench $(BENCH_FLAGS)
 
 soak: setup ## 20 minutes (SOAK_MINUTES) of agents on failing workers; memory, files, tasks and sessions end where they began
-	$(CARGO) build --locked -p turnstile -p turnstile-tests --bins
+	$(PROGRAMS)
 	$(TARGET_DIR)/debug/turnstile-soak
 
 swaps: setup ## SWAPS (10000) swaps of a policy under streaming load, one bad module in ten: nothing fails, nothing grows

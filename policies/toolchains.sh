@@ -1,4 +1,4 @@
-# Compilers for policies. Sourced by build.sh and new-projects.sh; sets `here` to this folder.
+# Compilers for policies. Sourced by build.sh and with-toolchain.sh; sets `here` to this folder.
 #
 # What a machine lacks is installed where that is possible without asking: Debian packages as root, Go and AssemblyScript
 # into policies/target/tools. Else the script says what to install.

@@ -1,12 +1,11 @@
 //! Streams that follow each other without a pause, each compared with what a worker says directly.
 
-use crate::streams::scrub;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use turnstile_sim::SimWorker;
-use turnstile_tests::harness::{CHAT, Request, Rig, chat_stream, send, until};
+use turnstile_tests::harness::{CHAT, Request, Rig, chat_stream, scrub, send, until};
 
 /// Streams at a time.
 pub const STREAMS: usize = 32;
