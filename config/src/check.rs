@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    AccessLog, Config, Isolation, OnError, Phase, Plugin, PluginSource, Secret, TlsOptions,
+    AccessLog, Config, Dialect, Isolation, OnError, Phase, Plugin, PluginSource, Secret, TlsOptions,
     node::{Node, join},
     problem::Problem,
 };
@@ -27,6 +27,9 @@ pub(crate) fn complete(config: &mut Config, base_dir: &Path) {
     for upstream in &mut config.upstreams {
         let files = [&mut upstream.ca_file, &mut upstream.client_cert, &mut upstream.client_key];
         files.into_iter().flatten().for_each(absolute);
+        if let Some(password) = &mut upstream.password {
+            password.resolve_path(base_dir);
+        }
     }
     for plugin in &mut config.plugins {
         if let PluginSource::File(path) = &mut plugin.wasm {
@@ -204,6 +207,20 @@ impl Checker<'_> {
                 self.problem(&at.entry("h2c"), "h2c is HTTP/2 without TLS, and the url is https");
             }
             self.tls(&at, upstream.tls_options(), upstream.url.tls());
+            let redis = upstream.url.is_redis();
+            for (key, given, for_redis) in [
+                ("h2c", upstream.h2c, false),
+                ("username", upstream.username.is_some(), true),
+                ("password", upstream.password.is_some(), true),
+            ] {
+                if given && redis != for_redis {
+                    let kind = if for_redis { "a Redis server, and the url is not redis://" } else { "an HTTP server" };
+                    self.problem(&at.entry(key), format!("{key} is for {kind}"));
+                }
+            }
+            if let Some(password) = &upstream.password {
+                self.secret(&at.entry("password"), password);
+            }
         }
     }
 
@@ -251,6 +268,9 @@ impl Checker<'_> {
         if plugin.recycle_memory_mib.is_some_and(|soft| soft >= plugin.memory_mib) {
             let message = format!("must be below memory_mib, {}", plugin.memory_mib);
             self.problem(&at.entry("recycle_memory_mib"), message);
+        }
+        if plugin.phase != Phase::Filter && plugin.dialect == Dialect::Higress {
+            self.problem(&at.entry("dialect"), "plugins of Higress are filters; expected the phase \"filter\"");
         }
         self.virtual_machine(plugin, at);
         if plugin.phase == Phase::Background {

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::{
-    BuiltIn, ByteSize, HeaderName, Network, PluginSource, WorkerUrl, admission::NONE, listener::OFF,
+    BuiltIn, ByteSize, HeaderName, Network, PluginSource, UpstreamUrl, WorkerUrl, admission::NONE, listener::OFF,
     plugin::NotAPluginSource,
 };
 
@@ -25,6 +25,7 @@ pub(crate) fn check(format: &str, text: &str) -> Result<(), Misfit> {
             socket_address(text, "expected an IP address and a port, such as 127.0.0.1:9180, or `off`")
         }
         "worker-url" => text.parse::<WorkerUrl>().map(drop).map_err(|error| Misfit::new(error.to_string())),
+        "upstream-url" => text.parse::<UpstreamUrl>().map(drop).map_err(|error| Misfit::new(error.to_string())),
         "header-name" => text.parse::<HeaderName>().map(drop).map_err(|error| Misfit::new(error.to_string())),
         "network" => text.parse::<Network>().map(drop).map_err(|error| Misfit::new(error.to_string())),
         "byte-size" => text.parse::<ByteSize>().map(drop).map_err(|error| Misfit::new(error.to_string())),

@@ -42,6 +42,7 @@ mod steering;
 mod summary;
 mod tls;
 mod upstream;
+mod upstream_url;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -53,7 +54,9 @@ pub use header_name::HeaderName;
 pub use listener::{Admin, Listener};
 pub use logging::{AccessLog, Level, LogFormat, Logging, State};
 pub use named_upstream::NamedUpstream;
-pub use plugin::{BuiltIn, Isolation, ModuleUrl, OnError, Phase, Plugin, PluginEvent, PluginSource, SecretHeader};
+pub use plugin::{
+    BuiltIn, Dialect, Isolation, ModuleUrl, OnError, Phase, Plugin, PluginEvent, PluginSource, SecretHeader,
+};
 pub use pool::{Pool, Worker, WorkerUrl};
 pub use problem::{Errors, Problem};
 pub use reference::reference;
@@ -67,6 +70,7 @@ pub use steering::{
 };
 pub use tls::TlsOptions;
 pub use upstream::{Ejection, Limits, Retry, Timeouts};
+pub use upstream_url::{RedisUrl, UpstreamUrl};
 
 /// The whole configuration of one gateway.
 ///

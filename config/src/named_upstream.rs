@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::WorkerUrl;
+use crate::{Secret, UpstreamUrl};
 
 /// An upstream that plugins may call, besides the pools' workers. A plugin reaches it if its own `upstreams` names it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -14,8 +14,9 @@ pub struct NamedUpstream {
     /// Name by which plugins call it; unique, also among the pools.
     #[schemars(extend("format" = "name"))]
     pub name: String,
-    /// `http://host:port` or `https://host:port`, without a path.
-    pub url: WorkerUrl,
+    /// `http://host:port` or `https://host:port`, without a path; or `redis://host:port/database` for a Redis server, which
+    /// plugins with `dialect = "higress"` can call.
+    pub url: UpstreamUrl,
     /// Speak HTTP/2 without TLS. With TLS it is agreed on. gRPC needs HTTP/2.
     #[serde(default)]
     pub h2c: bool,
@@ -37,6 +38,11 @@ pub struct NamedUpstream {
     /// File, relative to this one, with the private key (PEM, not encrypted) of `client_cert`.
     #[schemars(length(min = 1))]
     pub client_key: Option<PathBuf>,
+    /// User name at a Redis server. Absent: the one that the plugin states, else the default user.
+    #[schemars(length(min = 1, max = 1024))]
+    pub username: Option<String>,
+    /// Password at a Redis server. Absent: the one that the plugin states, else none.
+    pub password: Option<Secret>,
     /// Milliseconds to connect, TLS included.
     #[serde(default = "default_connect_ms")]
     #[schemars(range(min = 1, max = 600_000))]
@@ -63,16 +69,18 @@ fn default_timeout_ms() -> u64 {
 
 impl NamedUpstream {
     /// An upstream with the defaults of every optional key.
-    pub fn new(name: impl Into<String>, url: WorkerUrl) -> Self {
+    pub fn new(name: impl Into<String>, url: impl Into<UpstreamUrl>) -> Self {
         Self {
             name: name.into(),
-            url,
+            url: url.into(),
             h2c: false,
             verify: default_verify(),
             server_name: None,
             ca_file: None,
             client_cert: None,
             client_key: None,
+            username: None,
+            password: None,
             connect_ms: default_connect_ms(),
             timeout_ms: default_timeout_ms(),
         }

@@ -27,6 +27,9 @@ pub struct Plugin {
     pub sha256: Option<String>,
     /// When it runs.
     pub phase: Phase,
+    /// Which host the module was made for.
+    #[serde(default)]
+    pub dialect: Dialect,
     /// The plugin's own configuration, handed to it as JSON. Shown on the admin listener, so no place for secrets.
     #[serde(default)]
     pub config: Map<String, Value>,
@@ -130,6 +133,17 @@ pub struct Plugin {
     pub shadow: bool,
     /// Decides for part of the sessions in the place of another plugin. For the phases `admit` and `route`.
     pub canary: Option<Canary>,
+}
+
+/// Which host a plugin was made for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dialect {
+    /// Proxy-Wasm 0.1.0, 0.2.0 or 0.2.1.
+    #[default]
+    Standard,
+    /// Higress' Proxy-Wasm 0.2.100. For the phase `filter`; `docs/higress.md` says what differs.
+    Higress,
 }
 
 /// What the requests of a plugin share.
@@ -299,6 +313,7 @@ impl Plugin {
             name: name.into(),
             wasm,
             phase,
+            dialect: Dialect::default(),
             config: Map::new(),
             vm_configuration: String::new(),
             vm_id: None,

@@ -166,7 +166,7 @@ fn branch_type(branch: &'static Value) -> String {
         Some("byte-size") => return "size".to_owned(),
         Some("socket-address") => return "address".to_owned(),
         Some("socket-address-or-off") => return "address or `\"off\"`".to_owned(),
-        Some("worker-url") => return "URL".to_owned(),
+        Some("worker-url" | "upstream-url") => return "URL".to_owned(),
         Some("network") => return "network".to_owned(),
         Some("header-name") => return "header name".to_owned(),
         Some("priority-or-none") => return "integer or `\"none\"`".to_owned(),

@@ -7,12 +7,12 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use parking_lot::Mutex;
 use turnstile_plugins::{
-    Body, CallCommand, CallHandle, Callout, FieldMap, GrpcEvent, HeaderPairs, HttpEnv, HttpReply, Lent, LogLine,
-    Plugin, PluginServices, PluginSpec, RequestMap, ResponseMap, Runtime, RuntimeOptions, SharedState,
+    Body, CallCommand, CallHandle, Callout, Dialect, FieldMap, GrpcEvent, HeaderPairs, HttpEnv, HttpReply, Lent,
+    LogLine, Plugin, PluginServices, PluginSpec, RequestMap, ResponseMap, Runtime, RuntimeOptions, SharedState,
 };
 
 /// Imports by name, with their parameters: `i` for an i32, `I` for an i64.
-const IMPORTS: [(&str, &str); 48] = [
+const IMPORTS: [(&str, &str); 53] = [
     ("proxy_log", "iii"),
     ("proxy_get_log_level", "i"),
     ("proxy_get_current_time_nanoseconds", "i"),
@@ -61,10 +61,16 @@ const IMPORTS: [(&str, &str); 48] = [
     ("environ_get", "ii"),
     ("environ_sizes_get", "ii"),
     ("clock_time_get", "iIi"),
+    // Higress' dialect.
+    ("proxy_redis_init", "iiiiiii"),
+    ("proxy_redis_call", "iiiii"),
+    ("proxy_get_upstream_hosts", "ii"),
+    ("proxy_set_upstream_override_host", "ii"),
+    ("proxy_inject_encoded_data_to_filter_chain", "iii"),
 ];
 
 /// The guest's texts, from address 1024 on, 32 bytes each.
-const TEXTS: [&[u8]; 12] = [
+const TEXTS: [&[u8]; 14] = [
     b"x-a",
     b":path",
     b":status",
@@ -79,6 +85,8 @@ const TEXTS: [&[u8]; 12] = [
     b"\xff\0\0\0\xff\xff\xff\xff\x01\0\0\0a\0b\0",
     // What a call needs at least.
     b"get_log_level",
+    b"redis?db=1",
+    b"*1\r\n$4\r\nPING\r\n",
 ];
 /// The map of a call's headers, at address 1600.
 const CALL_HEADERS: [(&str, &str); 3] = [(":method", "GET"), (":path", "/"), (":authority", "a")];
@@ -154,7 +162,7 @@ fn guest() -> String {
 (global $at (mut i32) (i32.const 0))
 (global $end (mut i32) (i32.const 0))
 (global $mode (mut i32) (i32.const 0))
-(func (export "proxy_abi_version_0_2_1"))
+(func (export "proxy_abi_version_0_2_100"))
 (func $allocate (export "proxy_on_memory_allocate") (param $n i32) (result i32) (local $p i32)
   (if (i32.eq (global.get $mode) (i32.const 1)) (then (return (i32.const 0))))
   (if (i32.eq (global.get $mode) (i32.const 2)) (then (return (i32.const -16))))
@@ -220,6 +228,7 @@ fn guest() -> String {
         ("proxy_on_grpc_receive_trailing_metadata", 3, false),
         ("proxy_on_grpc_close", 3, false),
         ("proxy_on_foreign_function", 3, false),
+        ("proxy_on_redis_call_response", 4, false),
         ("proxy_on_done", 1, true),
         ("proxy_on_log", 1, false),
         ("proxy_on_delete", 1, false),
@@ -260,6 +269,10 @@ impl PluginServices for Services {
         upstream == "upstream"
     }
 
+    fn has_redis(&self, _: &str, upstream: &str) -> bool {
+        upstream == "redis"
+    }
+
     fn call_out(&self, _: &str, command: CallCommand) {
         self.asked.lock().push(command);
     }
@@ -273,6 +286,7 @@ const CALLS: usize = 16;
 pub fn hostcalls(data: &[u8]) {
     let services = Arc::new(Services::default());
     let mut spec = PluginSpec::new("fuzz", Arc::clone(&WASM)).with_configuration(data);
+    spec.dialect = Dialect::Higress;
     // Nothing in the guest loops, so that only the host could take so long.
     spec.limits.callback_deadline_ms = 10_000;
     spec.limits.memory_bytes = MEMORY;
@@ -324,6 +338,7 @@ fn exchange() -> Lent<HttpEnv> {
     let mut fields = HeaderMap::new();
     fields.insert("x-a", HeaderValue::from_static("1"));
     let mut env = HttpEnv::request(RequestMap::new(Method::POST, "/path?q", "a.test", fields.clone()));
+    env.hosts = Some(vec![("10.0.0.1:80".into(), "{}".into())]);
     env.request_body = Some(Body::new("hello"));
     env.request_trailers = Some(FieldMap::new(fields.clone()));
     env.response = Some(ResponseMap::new(StatusCode::OK, fields.clone()));
@@ -340,6 +355,7 @@ fn serve(services: &Services, step: usize) {
         match *callout {
             Callout::Http(_) => answer(handle, at + step),
             Callout::Grpc(_) => talk(handle, at + step),
+            Callout::Redis(_) => reply(handle, at + step),
         }
     }
 }
@@ -355,6 +371,17 @@ fn answer(handle: CallHandle, how: usize) {
     let _ = match how % 3 {
         0 => handle.http(Ok(reply)),
         1 => handle.http(Err("no answer".into())),
+        _ => {
+            drop(handle);
+            Ok(())
+        }
+    };
+}
+
+fn reply(handle: CallHandle, how: usize) {
+    let _ = match how % 3 {
+        0 => handle.redis(Ok(Bytes::from_static(b"+PONG\r\n"))),
+        1 => handle.redis(Err("no reply".into())),
         _ => {
             drop(handle);
             Ok(())

@@ -1,6 +1,7 @@
 //! One decision about one turn: facts, policies, the native built-in, the safety rules. Knows the workers only as they were
 //! seen, and no clock: placement asks it about the fleet, `turnstile replay` about a fleet that there never was.
 
+use crate::higress::Wanted;
 use crate::policy::{Applied, RouteFacts, TurnPolicies, Verdict};
 use std::sync::Arc;
 use turnstile_config::{Phase, Sessions as SessionsConfig};
@@ -50,6 +51,8 @@ pub struct Request<'a> {
     pub last_error: Option<String>,
     /// Its place among those that wait for its session.
     pub ticket: Option<WaitTicket>,
+    /// Where plugins of Higress' dialect want it to go.
+    pub wanted: Option<&'a Wanted>,
 }
 
 /// Why a turn is not decided on.
@@ -83,6 +86,8 @@ pub struct Deliberation<'a> {
     scene: &'a Scene,
     rules: Rules<'a>,
     builtin: Arc<Decision>,
+    /// Workers that come before those that the policies choose, the first one first.
+    wanted: Vec<WorkerId>,
 }
 
 /// The order of a turn in the native built-in.
@@ -220,10 +225,23 @@ impl<'a> Deliberation<'a> {
     /// Begins with what the native built-in would decide.
     pub fn new(request: &'a Request<'a>, scene: &'a Scene, rules: Rules<'a>) -> Self {
         let turn = request.turn;
-        let mut this = Self { request, scene, rules, builtin: Arc::default() };
+        let mut this = Self { request, scene, rules, builtin: Arc::default(), wanted: Vec::new() };
         let wanted = session_input(turn, request.action, scene.session.is_some(), rules.max_ttl_ms);
         this.builtin = Arc::new(decide(&this.input(), &order_input(turn), &wanted, rules.decide));
         this
+    }
+
+    /// Wants the turn to go to one of these workers, the first one first, whatever the policies choose.
+    #[must_use]
+    pub fn wanting(mut self, workers: &[WorkerId]) -> Self {
+        self.wanted = workers.iter().copied().filter(|worker| self.is_free(*worker)).collect();
+        self
+    }
+
+    /// Whether a worker is ready and has not failed the turn.
+    pub fn is_free(&self, worker: WorkerId) -> bool {
+        let candidates = Candidates::new(&self.scene.views, &self.scene.cached);
+        candidates.get(worker).is_some_and(WorkerView::is_ready) && !self.request.excluded.contains(&worker)
     }
 
     fn bound(&self) -> Option<Bound> {
@@ -246,6 +264,12 @@ impl<'a> Deliberation<'a> {
     /// A policy answered, failed, broke off or has paused.
     pub fn decide(&self, policies: &mut TurnPolicies) -> Result<(Decision, bool), Stop> {
         let mut decision = self.ask(policies)?;
+        if let Some((first, rest)) = self.wanted.split_first() {
+            decision.route.target = Some(*first);
+            decision.route.reason = Some("wanted by a filter".to_owned());
+            let others = decision.route.fallbacks.take().unwrap_or_default();
+            decision.route.fallbacks = Some(rest.iter().copied().chain(others).collect());
+        }
         let input = self.input();
         let followed = decision.settle(&self.builtin, &input, self.rules.decide);
         policies.compare(&Applied {

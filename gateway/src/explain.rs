@@ -47,8 +47,16 @@ pub fn explain(gateway: &Arc<Gateway>, question: &[u8]) -> Result<Value, String>
     }
     let admitted = policies.env.decision.clone();
     policies.compare(&Applied { phase: Phase::Admit, decision: &admitted, builtin: &builtin, route: None });
-    let request =
-        Request { turn: &turn, prompt_tokens, action, excluded: &[], attempt: 0, last_error: None, ticket: None };
+    let request = Request {
+        turn: &turn,
+        prompt_tokens,
+        action,
+        excluded: &[],
+        attempt: 0,
+        last_error: None,
+        ticket: None,
+        wanted: None,
+    };
     let choice = match choose(&gateway.fleet, &generation, pool, &request, &mut policies) {
         Ok(choice) => choice,
         Err(NoPlace::Answer(plugin, response)) => {

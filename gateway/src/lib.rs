@@ -30,6 +30,7 @@ pub mod forward;
 pub mod gateway;
 pub mod generation;
 pub mod headers;
+pub mod higress;
 pub mod listen;
 pub mod live_plugins;
 pub mod metrics;

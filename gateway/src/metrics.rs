@@ -117,6 +117,8 @@ pub struct Metrics {
     pub plugin_faults: IntCounterVec,
     /// Calls of plugins to upstreams, by result.
     pub plugin_callouts: IntCounterVec,
+    /// Hosts that plugins wanted requests to go to, by what came of it.
+    pub wanted_hosts: IntCounterVec,
     /// Generations taken back, by the plugin that crashed.
     pub plugin_rollbacks: IntCounterVec,
     /// Decisions of shadows, by what they are about and whether they are those that were taken.
@@ -373,6 +375,12 @@ impl Metrics {
             events_left_out: b.count(
                 "turnstile_events_left_out_total",
                 "Events of answers that plugins asked for and were not told, because there were too many of their kind",
+            )?,
+            wanted_hosts: b.counter(
+                "turnstile_wanted_hosts_total",
+                "Hosts that plugins of Higress' dialect wanted requests to go to, by result: followed, unknown (no worker of the \
+                 pool), unavailable (not ready, or it failed the request), barred (by the session or a policy)",
+                &["result"],
             )?,
             plugin_faults: b.counter(
                 "turnstile_plugin_faults_total",

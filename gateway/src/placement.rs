@@ -4,6 +4,7 @@
 use crate::deliberation::{Deliberation, Host, Scene, Stop, cached_tokens, decided_key, session_plan};
 use crate::fleet_state::Fleet;
 use crate::generation::{Generation, PoolRuntime};
+use crate::higress::Kept;
 use crate::policy::TurnPolicies;
 use crate::workers::{InFlight, Worker};
 use std::sync::Arc;
@@ -35,6 +36,8 @@ pub struct Placed {
     pub matched_blocks: usize,
     /// Whether the policies' target was followed.
     pub followed: bool,
+    /// What came of where plugins wanted it to go.
+    pub wanted: Option<Kept>,
     /// The candidates with their cost, for the log.
     pub considered: Vec<(Arc<str>, Option<f64>)>,
 }
@@ -114,6 +117,8 @@ pub struct Choice {
     pub followed: bool,
     /// The turn's live session.
     pub session: Option<SessionView>,
+    /// What came of where plugins wanted it to go.
+    pub wanted: Option<Kept>,
 }
 
 impl Choice {
@@ -154,9 +159,18 @@ pub fn choose(
     let cached = cached_tokens(turn, &matched, bytes_per_token, request.prompt_tokens);
     let session = own_key(pool, turn).and_then(|key| fleet.sessions.view(key));
     let scene = Scene { views, cached, session };
-    let (decision, followed) = Deliberation::new(request, &scene, generation.rules()).decide(policies)?;
+    let wanted = request.wanted.map(|wanted| wanted.workers(&workers));
+    let named = wanted.as_deref().unwrap_or_default();
+    let deliberation = Deliberation::new(request, &scene, generation.rules()).wanting(named);
+    let (decision, followed) = deliberation.decide(policies)?;
+    let kept = wanted.is_some().then(|| match decision.route.target {
+        Some(target) if named.contains(&target) => Kept::Followed,
+        _ if named.is_empty() => Kept::Unknown,
+        _ if named.iter().any(|worker| deliberation.is_free(*worker)) => Kept::Barred,
+        _ => Kept::Unavailable,
+    });
     let Scene { views, cached, session } = scene;
-    Ok(Choice { decision, workers, views, cached, matched, followed, session })
+    Ok(Choice { decision, workers, views, cached, matched, followed, session, wanted: kept })
 }
 
 /// Places a turn.
@@ -211,6 +225,7 @@ pub fn place(
         }
         _ => (None, None),
     };
+    let decided = Arc::clone(worker);
     // A streaming session that is open overrules the decision.
     let sent_to = lease.as_ref().map_or(Some(worker), |lease| worker_of(lease.worker));
     let Some(worker) = sent_to else {
@@ -237,6 +252,8 @@ pub fn place(
         predicted_cached,
         matched_blocks,
         followed: choice.followed,
+        // A streaming session that is open overrules whatever was decided.
+        wanted: choice.wanted.map(|kept| if worker.index == decided.index { kept } else { Kept::Barred }),
         considered,
         decision: choice.decision,
     })

@@ -12,7 +12,7 @@ use crate::policy::{CanaryRun, ChainPlugin, PolicyStore};
 use crate::self_test;
 use std::collections::HashMap;
 use std::sync::Arc;
-use turnstile_config::{Config, Isolation, Phase, Plugin as PluginConfig, PluginSource};
+use turnstile_config::{Config, Dialect, Isolation, Phase, Plugin as PluginConfig, PluginSource};
 use turnstile_plugins::{Callback, Plugin, PluginServices, PluginSpec, SecretHeaders};
 
 /// Where modules come from.
@@ -135,10 +135,18 @@ impl Start<'_> {
         spec.shards = plugin.instances.map_or(instances, |n| n as usize).max(1);
         spec.vm_configuration = plugin.vm_configuration.clone().into_bytes();
         spec.environment = plugin.environment.clone().into_iter().collect();
+        if plugin.dialect == Dialect::Higress {
+            // There the plugins of a gateway share one name space: those that belong together meet in it.
+            spec.vm_id.clear();
+        }
         if let Some(vm_id) = &plugin.vm_id {
             spec.vm_id.clone_from(vm_id);
         }
         spec.recycle_bytes = plugin.recycle_memory_mib.map(|mib| (mib as usize) << 20);
+        spec.dialect = match plugin.dialect {
+            Dialect::Standard => turnstile_plugins::Dialect::Standard,
+            Dialect::Higress => turnstile_plugins::Dialect::Higress,
+        };
         spec.stream_isolation = plugin.isolation == Isolation::Stream;
         spec.limits.callback_deadline_ms = plugin.callback_timeout_ms;
         spec.limits.configure_deadline_ms = plugin.configure_timeout_ms;

@@ -84,6 +84,8 @@ pub enum BufferType {
     PluginConfiguration = 7,
     /// Arguments of the foreign function call the guest is in.
     ForeignFunctionArguments = 8,
+    /// A Redis reply, in RESP; Higress' dialect only.
+    RedisReply = 9,
 }
 
 impl BufferType {
@@ -99,6 +101,7 @@ impl BufferType {
             6 => Self::VmConfiguration,
             7 => Self::PluginConfiguration,
             8 => Self::ForeignFunctionArguments,
+            9 => Self::RedisReply,
             _ => return None,
         })
     }
@@ -176,6 +179,8 @@ pub enum AbiVersion {
     V0_2_0,
     /// `proxy_abi_version_0_2_1`.
     V0_2_1,
+    /// `proxy_abi_version_0_2_100`: Higress' dialect, see [`Dialect::Higress`].
+    V0_2_100,
 }
 
 /// What every version marker starts with.
@@ -188,6 +193,7 @@ impl AbiVersion {
             "0_1_0" => Some(Self::V0_1_0),
             "0_2_0" => Some(Self::V0_2_0),
             "0_2_1" => Some(Self::V0_2_1),
+            "0_2_100" => Some(Self::V0_2_100),
             _ => None,
         }
     }
@@ -198,6 +204,26 @@ impl AbiVersion {
             Self::V0_1_0 => "0.1.0",
             Self::V0_2_0 => "0.2.0",
             Self::V0_2_1 => "0.2.1",
+            Self::V0_2_100 => "0.2.100",
         }
     }
+
+    /// The dialect that modules of this version are written for.
+    pub fn dialect(self) -> Dialect {
+        match self {
+            Self::V0_2_100 => Dialect::Higress,
+            Self::V0_1_0 | Self::V0_2_0 | Self::V0_2_1 => Dialect::Standard,
+        }
+    }
+}
+
+/// Which host a plugin was made for, where hosts differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// Proxy-Wasm as specified, with Envoy's behaviour where that is silent.
+    #[default]
+    Standard,
+    /// Higress: imports for Redis, for the hosts of an upstream and for the choice among them; and a headers callback that
+    /// returns 1 stops what lies behind the plugin, but not the plugin's own body callbacks.
+    Higress,
 }

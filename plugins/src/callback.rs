@@ -52,6 +52,8 @@ pub enum Callback {
     GrpcTrailingMetadata,
     /// A gRPC call has ended.
     GrpcClose,
+    /// A Redis call has its reply, or has failed.
+    RedisCallResponse,
     /// A stream has ended and may be logged.
     Log,
     /// A context is about to end.
@@ -62,7 +64,7 @@ pub enum Callback {
 
 impl Callback {
     /// Every callback.
-    pub const ALL: [Callback; 20] = [
+    pub const ALL: [Callback; 21] = [
         Self::ContextCreate,
         Self::VmStart,
         Self::Configure,
@@ -80,6 +82,7 @@ impl Callback {
         Self::GrpcReceive,
         Self::GrpcTrailingMetadata,
         Self::GrpcClose,
+        Self::RedisCallResponse,
         Self::Log,
         Self::Done,
         Self::Delete,
@@ -115,6 +118,7 @@ impl Callback {
             Self::GrpcReceive => "proxy_on_grpc_receive",
             Self::GrpcTrailingMetadata => "proxy_on_grpc_receive_trailing_metadata",
             Self::GrpcClose => "proxy_on_grpc_close",
+            Self::RedisCallResponse => "proxy_on_redis_call_response",
             Self::Log => "proxy_on_log",
             Self::Done => "proxy_on_done",
             Self::Delete => "proxy_on_delete",
@@ -134,6 +138,7 @@ impl Callback {
             Self::Tick | Self::Log | Self::Delete => (1, 0),
             Self::RequestHeaders | Self::RequestBody | Self::ResponseHeaders | Self::ResponseBody => (3, 1),
             Self::HttpCallResponse => (5, 0),
+            Self::RedisCallResponse => (4, 0),
             Self::ForeignFunction
             | Self::GrpcInitialMetadata
             | Self::GrpcReceive
@@ -203,7 +208,7 @@ pub(crate) fn abi_version(module: &Module) -> Result<AbiVersion, String> {
     match markers.as_slice() {
         [] => Err(format!("no export {MARKER_PREFIX}*: not a Proxy-Wasm module")),
         [marker] => AbiVersion::from_marker(marker)
-            .ok_or_else(|| format!("unknown ABI version {marker}; known are 0_1_0, 0_2_0 and 0_2_1")),
+            .ok_or_else(|| format!("unknown ABI version {marker}; known are 0_1_0, 0_2_0, 0_2_1 and 0_2_100")),
         several => Err(format!("more than one ABI version: {}", several.join(", "))),
     }
 }
@@ -274,6 +279,7 @@ pub(crate) struct GuestExports {
     pub(crate) grpc_receive: Option<EventCallback>,
     pub(crate) grpc_trailing_metadata: Option<EventCallback>,
     pub(crate) grpc_close: Option<EventCallback>,
+    pub(crate) redis_call_response: Option<TypedFunc<(u32, u32, u32, u32), ()>>,
     pub(crate) log: Notify,
     pub(crate) done: Option<TypedFunc<u32, u32>>,
     pub(crate) delete: Notify,
@@ -308,6 +314,7 @@ impl GuestExports {
                 instance.get_typed_func(&mut *store, other).ok()
             }),
             grpc_close: find!(GrpcClose),
+            redis_call_response: find!(RedisCallResponse),
             log: find!(Log),
             done: find!(Done),
             delete: find!(Delete),

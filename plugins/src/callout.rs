@@ -76,6 +76,43 @@ pub struct GrpcCallout {
     pub max_message: usize,
 }
 
+/// A Redis command to run; Higress' dialect only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedisCallout {
+    /// Where to: a name that [`PluginServices::has_redis`](crate::PluginServices::has_redis) knows.
+    pub upstream: String,
+    /// How the guest wants the connection, where the upstream leaves it open.
+    pub login: RedisLogin,
+    /// The command and its arguments: at least one, none of them empty of meaning to the host.
+    pub command: Vec<Bytes>,
+    /// How long the call may take; nothing: as long as the upstream allows.
+    pub timeout: Option<Duration>,
+    /// Largest reply, bytes; a larger one fails the call.
+    pub max_reply: usize,
+}
+
+/// Who a Redis connection is for.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct RedisLogin {
+    /// User name; nothing for the default user.
+    pub username: Option<String>,
+    /// Password; nothing for none.
+    pub password: Option<String>,
+    /// Number of the database.
+    pub database: Option<u32>,
+}
+
+impl std::fmt::Debug for RedisLogin {
+    /// The password is nobody's to read in a log.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RedisLogin")
+            .field("username", &self.username)
+            .field("password", &self.password.as_ref().map(|_| "***"))
+            .field("database", &self.database)
+            .finish()
+    }
+}
+
 /// What a guest asked to be called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Callout {
@@ -83,6 +120,8 @@ pub enum Callout {
     Http(HttpCallout),
     /// A gRPC call.
     Grpc(GrpcCallout),
+    /// A Redis command.
+    Redis(RedisCallout),
 }
 
 /// What the gateway has to do about calls; see [`PluginServices::call_out`](crate::PluginServices::call_out).
@@ -130,6 +169,7 @@ pub const GRPC_UNAVAILABLE: u32 = 14;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallKind {
     Http,
+    Redis,
     GrpcUnary,
     /// Whether the guest has said that it sends nothing more.
     GrpcStream {
@@ -169,7 +209,7 @@ struct CallPlace(Arc<Loaded>);
 #[derive(Debug, Default)]
 pub(crate) struct CallCount(AtomicUsize);
 
-/// What maps 4 to 7 and buffers 4 and 5 hold while a callback about a call runs.
+/// What maps 4 to 7 and buffers 4, 5 and 9 hold while a callback about a call runs.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
     pub(crate) headers: Option<ResponseMap>,
@@ -178,6 +218,7 @@ pub(crate) struct Shown {
     pub(crate) trailing: Option<FieldMap>,
     pub(crate) body: Option<Bytes>,
     pub(crate) message: Option<Bytes>,
+    pub(crate) redis: Option<Bytes>,
 }
 
 // === impl CallPlace ===
@@ -297,6 +338,7 @@ impl Shown {
         match buffer {
             BufferType::HttpCallResponseBody => self.body.as_ref(),
             BufferType::GrpcMessage => self.message.as_ref(),
+            BufferType::RedisReply => self.redis.as_ref(),
             _ => None,
         }
     }

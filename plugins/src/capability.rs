@@ -29,6 +29,10 @@ pub enum Capability {
     CallHttp,
     /// gRPC calls of its own.
     CallGrpc,
+    /// Redis commands of its own.
+    CallRedis,
+    /// The choice of the worker.
+    ChooseWorkers,
     /// Data shared by its instances, and queues.
     ShareData,
     /// Metrics.
@@ -55,7 +59,7 @@ pub enum Capability {
 
 impl Capability {
     /// Every group.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::ReadHeaders,
         Self::ChangeHeaders,
         Self::ReadBodies,
@@ -67,6 +71,8 @@ impl Capability {
         Self::ControlStreams,
         Self::CallHttp,
         Self::CallGrpc,
+        Self::CallRedis,
+        Self::ChooseWorkers,
         Self::ShareData,
         Self::Metrics,
         Self::Log,
@@ -112,6 +118,9 @@ impl Capability {
             | "done" => Self::ControlStreams,
             "http_call" | "get_status" => Self::CallHttp,
             name if name.starts_with("grpc_") => Self::CallGrpc,
+            name if name.starts_with("redis_") => Self::CallRedis,
+            "get_upstream_hosts" | "set_upstream_override_host" => Self::ChooseWorkers,
+            "inject_encoded_data_to_filter_chain" => Self::ChangeBodies,
             name if name.ends_with("_shared_data") || name.ends_with("_shared_queue") => Self::ShareData,
             name if name.ends_with("_metric") => Self::Metrics,
             "log" | "get_log_level" => Self::Log,
@@ -149,6 +158,8 @@ impl Capability {
             Self::ControlStreams => "control_streams",
             Self::CallHttp => "call_http",
             Self::CallGrpc => "call_grpc",
+            Self::CallRedis => "call_redis",
+            Self::ChooseWorkers => "choose_workers",
             Self::ShareData => "share_data",
             Self::Metrics => "metrics",
             Self::Log => "log",
@@ -178,6 +189,8 @@ impl fmt::Display for Capability {
             Self::ControlStreams => "resume and close streams, also others than the one it is called for",
             Self::CallHttp => "make HTTP calls",
             Self::CallGrpc => "make gRPC calls",
+            Self::CallRedis => "run Redis commands",
+            Self::ChooseWorkers => "see the workers of a request with their load, and choose among them",
             Self::ShareData => "share data and queues between its instances",
             Self::Metrics => "count metrics",
             Self::Log => "write log lines",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use wasmtime::Store;
 
 use super::*;
-use crate::abi::AbiVersion;
+use crate::abi::{AbiVersion, Dialect};
 use crate::callback::CallbackSet;
 use crate::host::{Host, Loaded};
 use crate::services::SharedState;
@@ -20,7 +20,8 @@ fn every_function_of_this_host_belongs_to_a_group() {
     let loaded = Arc::new(Loaded::new(spec, AbiVersion::V0_2_1, CallbackSet::default(), services, Arc::default()));
     let mut store = Store::new(runtime.engine(), Host::new(loaded, 0));
     let mut groups = BTreeSet::new();
-    let names: Vec<_> = runtime.linker().iter(&mut store).map(|(m, n, _)| (m.to_owned(), n.to_owned())).collect();
+    let names: Vec<_> =
+        runtime.linker(Dialect::Higress).iter(&mut store).map(|(m, n, _)| (m.to_owned(), n.to_owned())).collect();
     for (module, name) in names {
         groups.insert(Capability::of(&module, &name).unwrap_or_else(|| panic!("{module}.{name} has no group")));
     }

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
+use bytes::Bytes;
+
 use crate::callback::Callback;
 use crate::callout::{CallCommand, CallId, CallKind, GRPC_UNAVAILABLE, GrpcEvent, HttpReply, Outgoing, Shown};
 use crate::host::ROOT_CONTEXT;
@@ -28,6 +30,8 @@ pub(crate) enum Told {
     /// The answer, or why there is none.
     Http(Result<HttpReply, String>),
     Grpc(GrpcEvent),
+    /// The reply as RESP, or why there is none.
+    Redis(Result<Bytes, String>),
     /// Nothing will come, whatever kind of call it is.
     Failed(String),
 }
@@ -68,6 +72,14 @@ impl CallHandle {
     /// The guest's fault in the callback; its instance was thrown away.
     pub fn http(mut self, answer: Result<HttpReply, String>) -> Result<(), Box<Fault>> {
         self.tell(Told::Http(answer)).map(|_| ())
+    }
+
+    /// The reply to a Redis call, in RESP, or in a few words why there is none. An error that Redis answers is a reply.
+    ///
+    /// # Errors
+    /// As [`CallHandle::http`].
+    pub fn redis(mut self, reply: Result<Bytes, String>) -> Result<(), Box<Fault>> {
+        self.tell(Told::Redis(reply)).map(|_| ())
     }
 
     /// Something happened on a gRPC call. True as long as the guest wants to hear more.
@@ -221,12 +233,14 @@ impl Instance {
         }
         let told = match (told, kind) {
             (Told::Failed(reason), CallKind::Http) => Told::Http(Err(reason)),
+            (Told::Failed(reason), CallKind::Redis) => Told::Redis(Err(reason)),
             (Told::Failed(reason), _) => Told::Grpc(close_of(reason)),
             (told, _) => told,
         };
         let ran = match told {
             Told::Http(answer) => self.tell_http(token, answer),
             Told::Grpc(event) => self.tell_grpc(token, event),
+            Told::Redis(reply) => self.tell_redis(token, reply),
             Told::Failed(_) => Ok(()),
         };
         let host = self.store.data_mut();
@@ -250,6 +264,24 @@ impl Instance {
         }
         let (headers, body, trailers) = (number(sizes.0), number(sizes.1), number(sizes.2));
         call.call(&mut self.store, (ROOT_CONTEXT, token, headers, body, trailers))
+    }
+
+    fn tell_redis(&mut self, token: u32, reply: Result<Bytes, String>) -> wasmtime::Result<()> {
+        let Some(call) = self.exports.redis_call_response.clone() else { return Ok(()) };
+        self.prepare(ROOT_CONTEXT, Callback::RedisCallResponse);
+        let host = self.store.data_mut();
+        let (status, size) = match reply {
+            Ok(reply) => {
+                let size = reply.len();
+                host.shown = Arc::new(Shown { redis: Some(reply), ..Shown::default() });
+                (0, size)
+            }
+            Err(reason) => {
+                host.status = (BROKEN_CONNECTION, reason);
+                (REDIS_FAILED, 0)
+            }
+        };
+        call.call(&mut self.store, (ROOT_CONTEXT, token, status, number(size)))
     }
 
     fn tell_grpc(&mut self, token: u32, event: GrpcEvent) -> wasmtime::Result<()> {
@@ -281,7 +313,10 @@ impl Instance {
     }
 }
 
-/// What `proxy_get_status` says of an HTTP call without an answer: Envoy's "broken connection".
+/// What `proxy_on_redis_call_response` says of a call without a reply; 0 is one with.
+const REDIS_FAILED: u32 = 1;
+
+/// What `proxy_get_status` says of an HTTP or Redis call without an answer: Envoy's "broken connection".
 const BROKEN_CONNECTION: u32 = 11;
 
 pub(crate) fn number(n: usize) -> u32 {

@@ -51,6 +51,21 @@ pub trait StreamEnv: Any + Send {
         Err(Status::NotFound)
     }
 
+    /// The hosts that the stream's request can go to: address (`ip:port`) and a JSON object with `health_status` and, as
+    /// `metrics`, a text in Prometheus' format. Nothing where there is no request to route. Higress' dialect only.
+    fn upstream_hosts(&mut self) -> Option<Vec<(String, String)>> {
+        None
+    }
+
+    /// Wants the request to go to the host with this address, which can be anything. Higress' dialect only.
+    ///
+    /// # Errors
+    /// [`Status::BadArgument`] for what is no address, [`Status::NotFound`] where there is no request to route.
+    fn override_host(&mut self, address: &[u8]) -> Result<(), Status> {
+        let _ = address;
+        Err(Status::NotFound)
+    }
+
     /// Runs a named function of the gateway.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ use crate::berth::{Berth, Visit};
 use crate::callback::{Callback, CallbackSet};
 use crate::callout::{CallCount, Calls, Shown};
 use crate::env::StreamEnv;
+use crate::imports::RedisOptions;
 use crate::live::Live;
 use crate::log_budget::{LogBudget, Verdict};
 use crate::outcome::Effects;
@@ -146,6 +147,8 @@ pub(crate) struct Host {
     /// Streams for which another context's callback asked for something, since [`Host::settle`].
     touched: Vec<u32>,
     pub(crate) calls: Calls,
+    /// How the guest wants to call its Redis servers, by the upstream's name.
+    pub(crate) redis: HashMap<String, RedisOptions>,
     /// What the answer that the guest is told of looks like; nothing outside of such a callback.
     pub(crate) shown: Arc<Shown>,
     /// What `proxy_get_status` says.
@@ -233,6 +236,7 @@ impl Host {
             streams: HashMap::new(),
             touched: Vec::new(),
             calls: Calls::default(),
+            redis: HashMap::new(),
             shown: Arc::default(),
             status: (0, String::new()),
             foreign_arguments: Bytes::new(),

@@ -67,6 +67,10 @@ pub struct HttpEnv {
     pub response_body: Option<Body>,
     /// Trailers of the response.
     pub response_trailers: Option<FieldMap>,
+    /// The hosts that the request can go to, for guests of Higress' dialect; nothing: there is nothing to route.
+    pub hosts: Option<Vec<(String, String)>>,
+    /// The host that a guest wants the request to go to.
+    pub override_host: Option<Vec<u8>>,
     /// Properties by the path the guest gives.
     pub properties: HashMap<Vec<u8>, Vec<u8>>,
 }
@@ -421,6 +425,21 @@ impl StreamEnv for HttpEnv {
             _ => None,
         };
         body.ok_or(Status::NotFound)?.replace(range, data);
+        Ok(())
+    }
+
+    fn upstream_hosts(&mut self) -> Option<Vec<(String, String)>> {
+        self.hosts.clone()
+    }
+
+    fn override_host(&mut self, address: &[u8]) -> Result<(), Status> {
+        if self.hosts.is_none() {
+            return Err(Status::NotFound);
+        }
+        if address.is_empty() || !address.iter().all(u8::is_ascii_graphic) {
+            return Err(Status::BadArgument);
+        }
+        self.override_host = Some(address.to_vec());
         Ok(())
     }
 }

@@ -80,7 +80,8 @@ impl Runtime {
         let abi = abi_version(&module);
         let services = Arc::new(SharedState::default());
         let version = abi.clone().unwrap_or(AbiVersion::V0_2_1);
-        let spec = PluginSpec::new("inspection", Vec::new());
+        let spec = PluginSpec { dialect: version.dialect(), ..PluginSpec::new("inspection", Vec::new()) };
+        let linker = self.linker(spec.dialect);
         let host = Host::new(Arc::new(Loaded::new(spec, version, CallbackSet::default(), services, Arc::default())), 0);
         let mut store = Store::new(self.engine(), host);
         let imports = module
@@ -89,7 +90,7 @@ impl Runtime {
                 name: format!("{}.{}", import.module(), import.name()),
                 ty: describe(&import.ty()),
                 capability: Capability::of(import.module(), import.name()),
-                problem: link_check::problem(self.linker(), &import, &mut store).map(|problem| problem.text),
+                problem: link_check::problem(linker, &import, &mut store).map(|problem| problem.text),
             })
             .collect();
         let memory_pages = match module.get_export("memory") {

@@ -9,6 +9,7 @@ use std::task::Context;
 use bytes::Bytes;
 use wasmtime::{InstancePre, Store, Trap, UpdateDeadline};
 
+use crate::abi::Dialect;
 use crate::berth::Berth;
 use crate::callback::{Callback, GuestExports};
 use crate::delivery::number;
@@ -272,7 +273,9 @@ impl Instance {
         }
         let is_body = matches!(callback, Callback::RequestBody | Callback::ResponseBody);
         let (flow_control, drops_body) = (is_body && returned == 2, is_body && returned == 3);
-        Ok(CallOutcome { action, effects, drops_body, flow_control })
+        let dialect = self.store.data().plugin.spec.dialect;
+        let body_goes_on = is_headers && returned == 1 && dialect == Dialect::Higress;
+        Ok(CallOutcome { action, effects, body_goes_on, drops_body, flow_control })
     }
 
     /// Sets what a foreign function call of the host reads as its arguments.

@@ -1,6 +1,6 @@
 //! Runs Proxy-Wasm plugins on wasmtime.
 //!
-//! Any module made for ABI 0.1.0, 0.2.0 or 0.2.1 runs unchanged. This crate knows nothing of sockets or of a proxy: the
+//! Any module made for ABI 0.1.0, 0.2.0 or 0.2.1 runs unchanged, and one for Higress' 0.2.100 where that is asked for. This crate knows nothing of sockets or of a proxy: the
 //! gateway lends each callback a [`StreamEnv`], the guest reads and writes through it, and what the guest wants done
 //! comes back as [`Effects`] after the callback has returned. No call blocks, waits or awaits.
 #![deny(unsafe_code)]
@@ -31,6 +31,7 @@ pub mod pairs;
 mod plugin;
 mod precompiled;
 mod private_dir;
+mod redis_command;
 mod runtime;
 mod secret_headers;
 mod services;
@@ -41,11 +42,14 @@ mod spec;
 mod stats;
 mod stream;
 
-pub use abi::{AbiVersion, BufferType, LogLevel, MapType, MetricType, Status};
+pub use abi::{AbiVersion, BufferType, Dialect, LogLevel, MapType, MetricType, Status};
 pub use artefact::Artefact;
 pub use berth::Berth;
 pub use callback::Callback;
-pub use callout::{CallCommand, CallId, Callout, GRPC_UNAVAILABLE, GrpcCallout, GrpcEvent, HttpCallout, HttpReply};
+pub use callout::{
+    CallCommand, CallId, Callout, GRPC_UNAVAILABLE, GrpcCallout, GrpcEvent, HttpCallout, HttpReply, RedisCallout,
+    RedisLogin,
+};
 pub use capability::Capability;
 pub use delivery::CallHandle;
 pub use env::{HeaderPairs, Lent, NoEnv, Parked, StreamEnv};
@@ -53,11 +57,13 @@ pub use http_env::{Body, FieldMap, HttpEnv, RequestMap, ResponseMap};
 pub use inspection::{Import, Inspection};
 pub use live::LivePlugin;
 pub use metrics::{HISTOGRAM_BOUNDS, MetricError, MetricSnapshot, MetricValue, PluginMetrics};
-pub use outcome::{Action, CallOutcome, CallResult, Effects, Fault, FaultKind, LocalResponse, PluginError, StartPhase};
+pub use outcome::{
+    Action, CallOutcome, CallResult, Effects, Fault, FaultKind, Injected, LocalResponse, PluginError, StartPhase,
+};
 pub use plugin::{Plugin, TickReport};
 pub use private_dir::PrivateDir;
 pub use runtime::{Runtime, RuntimeError, RuntimeOptions};
-pub use secret_headers::SecretHeaders;
+pub use secret_headers::{SecretHeaders, TARGET_HEADERS};
 pub use services::{LogLine, PluginServices, SharedState};
 pub use shared_data::{NameSpace, SharedData, SharedDataError};
 pub use shared_queues::{QueueError, SharedQueues};

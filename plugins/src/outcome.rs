@@ -31,6 +31,15 @@ pub struct LocalResponse {
     pub grpc_status: Option<i32>,
 }
 
+/// A piece of a response's body that a plugin made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Injected {
+    /// The bytes.
+    pub data: Bytes,
+    /// Nothing follows it.
+    pub end: bool,
+}
+
 /// What a guest asked for; the caller applies it after the callback has returned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Effects {
@@ -46,6 +55,9 @@ pub struct Effects {
     pub close_upstream: bool,
     /// Send the headers with nothing after them (header callbacks that returned 2).
     pub end_stream: bool,
+    /// Pieces of the response's body that go to the client without the plugin seeing them, in front of what its callback lets
+    /// through. Higress' dialect only.
+    pub injected: Vec<Injected>,
     /// The guest changed something that routing depends on and asks for a new choice (0.1.0 only).
     pub clear_route_cache: bool,
 }
@@ -63,6 +75,7 @@ impl Effects {
             || self.local_response.is_some()
             || self.close_downstream
             || self.close_upstream
+            || self.injected.iter().any(|piece| piece.end)
     }
 
     /// Adds later effects; the first local response stays.
@@ -75,6 +88,7 @@ impl Effects {
         self.close_downstream |= later.close_downstream;
         self.close_upstream |= later.close_upstream;
         self.end_stream |= later.end_stream;
+        self.injected.extend(later.injected);
         self.clear_route_cache |= later.clear_route_cache;
     }
 }
@@ -86,6 +100,9 @@ pub struct CallOutcome {
     pub action: Action,
     /// What the guest asked for.
     pub effects: Effects,
+    /// A headers callback that paused, and stops only what lies behind the plugin: its own body callbacks go on, and the first
+    /// of them that continues lets the headers go. Higress' dialect only.
+    pub body_goes_on: bool,
     /// A body callback that paused and wants nothing held: what it saw goes nowhere.
     pub drops_body: bool,
     /// A body callback that paused under flow control: what it saw is held and not shown again, and when that is more than may be

@@ -64,6 +64,19 @@ fn take_text(bytes: &[u8], len: usize) -> Result<(&[u8], &[u8]), PairsError> {
     Ok((text, rest))
 }
 
+/// Writes texts as a map is written: names and values that no header could have.
+pub(crate) fn write_texts(texts: &[(String, String)], out: &mut Vec<u8>) {
+    out.extend(u32::try_from(texts.len()).unwrap_or(u32::MAX).to_le_bytes());
+    for (name, value) in texts {
+        out.extend(length(name.as_bytes()));
+        out.extend(length(value.as_bytes()));
+    }
+    for text in texts.iter().flat_map(|(name, value)| [name, value]) {
+        out.extend_from_slice(text.as_bytes());
+        out.push(0);
+    }
+}
+
 /// Bytes that [`write`] appends for this map.
 pub fn serialized_len(map: &dyn HeaderPairs) -> usize {
     let mut len = 4;

@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use wasmtime::{InstancePre, Store};
 
-use crate::abi::AbiVersion;
+use crate::abi::{AbiVersion, Dialect};
 use crate::apart::Apart;
 use crate::callback::{Callback, CallbackSet, abi_version};
 use crate::host::{Host, Loaded};
@@ -23,6 +23,10 @@ use crate::stream::{Stream, StreamKey};
 
 /// How long a root that answered "not yet" to `proxy_on_done` may take, ms.
 pub(crate) const ROOT_END_MS: u64 = 5_000;
+
+/// Why a module of another dialect does not start.
+const DIALECT_NEEDED: &str =
+    "the module is written for Higress (ABI version 0.2.100); it needs `dialect = \"higress\"`";
 
 static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 
@@ -82,13 +86,17 @@ impl Plugin {
         };
         let module = runtime.module(&spec.wasm).map_err(error(StartPhase::Compile))?;
         let abi = abi_version(&module).map_err(error(StartPhase::Marker))?;
+        if abi.dialect() != Dialect::Standard && spec.dialect == Dialect::Standard {
+            return Err(error(StartPhase::Marker)(DIALECT_NEEDED.to_owned()));
+        }
         let callbacks = CallbackSet::of(&module).map_err(error(StartPhase::Link))?;
         let generation = GENERATIONS.fetch_add(1, Relaxed) + 1;
         let live = runtime.live_plugins().add(&spec.name, generation);
         let loaded = Arc::new(Loaded::new(spec, abi, callbacks, services, live));
         let pre = {
             let mut store = Store::new(runtime.engine(), Host::new(Arc::clone(&loaded), 0));
-            link_check::link(runtime.linker(), &module, &mut store, &loaded.spec).map_err(error(StartPhase::Link))?
+            link_check::link(runtime.linker(loaded.spec.dialect), &module, &mut store, &loaded.spec)
+                .map_err(error(StartPhase::Link))?
         };
         let shards = loaded.spec.shards.max(1);
         let mut built = Vec::with_capacity(shards);

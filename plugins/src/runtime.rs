@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use sha2::{Digest, Sha256};
 use wasmtime::{Config, Engine, Linker, Module, OptLevel, WasmBacktraceDetails};
 
+use crate::abi::Dialect;
 use crate::compile_cache::CompileCache;
 use crate::host::Host;
 use crate::imports;
@@ -45,6 +46,7 @@ pub struct Runtime {
 struct Inner {
     engine: Engine,
     linker: Linker<Host>,
+    higress: Linker<Host>,
     cache: Result<CompileCache, String>,
     compiled: AtomicU64,
     loaded: AtomicU64,
@@ -82,6 +84,8 @@ impl Runtime {
         let engine = Engine::new(&config).map_err(fail)?;
         let mut linker = Linker::new(&engine);
         imports::link(&mut linker).map_err(fail)?;
+        let mut higress = linker.clone();
+        imports::link_higress(&mut higress).map_err(fail)?;
         let cache = match options.cache_dir {
             None => Err("no directory was given".to_owned()),
             Some(dir) => CompileCache::open(&dir, &engine).inspect_err(|reason| {
@@ -92,6 +96,7 @@ impl Runtime {
         let inner = Inner {
             engine,
             linker,
+            higress,
             cache,
             compiled: AtomicU64::new(0),
             loaded: AtomicU64::new(0),
@@ -168,8 +173,11 @@ impl Runtime {
         &self.inner.engine
     }
 
-    pub(crate) fn linker(&self) -> &Linker<Host> {
-        &self.inner.linker
+    pub(crate) fn linker(&self, dialect: Dialect) -> &Linker<Host> {
+        match dialect {
+            Dialect::Standard => &self.inner.linker,
+            Dialect::Higress => &self.inner.higress,
+        }
     }
 }
 

@@ -9,26 +9,48 @@ use crate::env::HeaderPairs;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SecretHeaders(u8);
 
-const NAMES: [&str; 5] = ["authorization", "proxy-authorization", "x-api-key", "cookie", "set-cookie"];
+/// The secrets first, then those with which plugins of Higress choose a host.
+const NAMES: [&str; 8] = [
+    "authorization",
+    "proxy-authorization",
+    "x-api-key",
+    "cookie",
+    "set-cookie",
+    TARGET_HEADERS[0],
+    TARGET_HEADERS[1],
+    TARGET_HEADERS[2],
+];
+const SECRETS: usize = NAMES.len() - TARGET_HEADERS.len();
+
+/// Headers of a request that name the host it is to go to: plugins of Higress' dialect write them for the gateway, and to
+/// all others they do not exist.
+pub const TARGET_HEADERS: [&str; 3] =
+    ["x-gateway-destination-endpoint", "x-envoy-original-dst-host", "x-higress-target-cluster"];
 
 impl SecretHeaders {
     /// All of them.
-    pub const ALL: Self = Self((1 << NAMES.len()) - 1);
+    pub const ALL: Self = Self((1 << SECRETS) - 1);
     /// None of them.
     pub const NONE: Self = Self(0);
 
     /// Their names.
     pub fn names() -> &'static [&'static str] {
-        &NAMES
+        NAMES.get(..SECRETS).unwrap_or_default()
     }
 
     /// The set without the header of this name; the same for a name that is none of them.
     #[must_use]
     pub fn without(self, name: &str) -> Self {
-        match NAMES.iter().position(|secret| secret.eq_ignore_ascii_case(name)) {
+        match Self::names().iter().position(|secret| secret.eq_ignore_ascii_case(name)) {
             Some(at) => Self(self.0 & !(1 << at)),
             None => self,
         }
+    }
+
+    /// The set with [`TARGET_HEADERS`].
+    #[must_use]
+    pub(crate) fn with_targets(self) -> Self {
+        Self(self.0 | !Self::ALL.0)
     }
 
     /// Whether the header of this name is in the set.

@@ -85,6 +85,12 @@ pub trait PluginServices: Send + Sync {
         false
     }
 
+    /// Whether the plugin may call this upstream as a Redis server. Asked while the guest waits: must not block.
+    fn has_redis(&self, plugin: &str, upstream: &str) -> bool {
+        let _ = (plugin, upstream);
+        false
+    }
+
     /// Does something about a call, after the guest has returned. Must neither block nor tell the command's handle anything
     /// before it returns; commands about one call come in order. By default calls fail.
     fn call_out(&self, plugin: &str, command: CallCommand) {

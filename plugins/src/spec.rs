@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::abi::Dialect;
 use crate::secret_headers::SecretHeaders;
 
 /// One configured plugin.
@@ -36,6 +37,8 @@ pub struct PluginSpec {
     /// Links imports of module `env` that this host does not know to a function that answers UNIMPLEMENTED, instead of
     /// refusing the module.
     pub stub_unknown_imports: bool,
+    /// Which host the module was made for. One whose marker says Higress does not start in the standard dialect.
+    pub dialect: Dialect,
     /// Headers of requests and responses that the guest neither sees nor writes.
     pub hidden_headers: SecretHeaders,
     /// Imports the guest may use, by name (`proxy_http_call`, `fd_write`); nothing: all. One that is not allowed answers
@@ -61,6 +64,7 @@ impl PluginSpec {
             stream_isolation: false,
             lenient: true,
             stub_unknown_imports: false,
+            dialect: Dialect::default(),
             hidden_headers: SecretHeaders::ALL,
             allowed_imports: None,
         }
@@ -73,6 +77,14 @@ impl PluginSpec {
         self
     }
 
+    /// Headers that the guest neither sees nor writes: the hidden ones, and what only plugins of another dialect may say.
+    pub(crate) fn veiled_headers(&self) -> SecretHeaders {
+        match self.dialect {
+            Dialect::Standard => self.hidden_headers.with_targets(),
+            Dialect::Higress => self.hidden_headers,
+        }
+    }
+
     /// Whether a start of the other would run as one of this does, given the same module.
     pub fn runs_as(&self, other: &Self) -> bool {
         self.configuration == other.configuration
@@ -83,6 +95,7 @@ impl PluginSpec {
             && self.shards == other.shards
             && self.recycle_bytes == other.recycle_bytes
             && self.stream_isolation == other.stream_isolation
+            && self.dialect == other.dialect
             && self.hidden_headers == other.hidden_headers
             && self.allowed_imports == other.allowed_imports
     }

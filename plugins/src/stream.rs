@@ -225,7 +225,7 @@ impl Stream {
 
     /// Pairs of a map that the guest may see.
     fn count<E: StreamEnv>(&self, env: &mut Lent<E>, map: MapType) -> usize {
-        let hidden = self.plugin.loaded.spec.hidden_headers.of_map(map);
+        let hidden = self.plugin.loaded.spec.veiled_headers().of_map(map);
         env.header_map(map).map_or(0, |map| map.len() - hidden.count(map))
     }
 

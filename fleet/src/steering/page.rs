@@ -65,6 +65,7 @@ machine or in its `FORWARDED_ALLOW_IPS`.
 | `x-request-id` | the request's id in the logs; a client's is kept where `logging.accept_request_id` allows |
 | `x-turnstile-*` | end here; `x-turnstile-explain` is read where `logging.explain_headers` allows |
 | `authorization`, `x-api-key` | replaced by the worker's key where the configuration has one; else passed, unless `steering.credentials = \"drop\"` |
+| `x-higress-target-cluster`, `x-gateway-destination-endpoint`, `x-envoy-original-dst-host` | end here, before any plugin sees them; what a plugin with `dialect = \"higress\"` writes there is read (`docs/higress.md`) |
 | names of sessions (`sessions.id_headers`), `traceparent`, `tracestate`, `x-sglext-ids-framed` and all others | pass |
 ";
 

@@ -2,23 +2,28 @@
 
 use super::Callouts;
 use crate::generation::{BuildError, load_tls};
+use crate::higress::cluster;
 use crate::upstream::{ConnectionLimits, Target, Tls};
 use hashbrown::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use turnstile_config::{Config, NamedUpstream};
+use turnstile_config::{Config, Dialect, NamedUpstream};
 use turnstile_fleet::worker::{WorkerView, fail_open};
 
 /// How long an idle connection to an upstream is kept.
-const IDLE: Duration = Duration::from_secs(30);
+pub(super) const IDLE: Duration = Duration::from_secs(30);
 /// What a call to a worker may take, since workers have no limit of their own for it.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where one plugin may call, by name.
 #[derive(Clone, Default, PartialEq)]
-pub struct Destinations(HashMap<String, Destination>);
+pub struct Destinations {
+    by_name: HashMap<String, Destination>,
+    /// It may call them by what Higress would call their clusters.
+    clusters: bool,
+}
 
 /// One of them.
 #[derive(Clone, PartialEq)]
@@ -47,15 +52,23 @@ impl Destinations {
             };
             found.insert(name.clone(), destination);
         }
-        Ok(Self(found))
+        Ok(Self { by_name: found, clusters: plugin.dialect == Dialect::Higress })
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Destination> {
-        self.0.get(name)
+        if self.clusters {
+            return cluster::names(name).find_map(|name| self.by_name.get(name));
+        }
+        self.by_name.get(name)
     }
 }
 
 impl Destination {
+    /// Whether it is a Redis server.
+    pub(super) fn is_redis(&self) -> bool {
+        matches!(self, Self::Named(upstream, _) if upstream.url.is_redis())
+    }
+
     /// Its name.
     pub(super) fn name(&self) -> &str {
         match self {
@@ -84,16 +97,23 @@ impl Destination {
     }
 }
 
+/// Where an upstream is now.
+///
+/// # Errors
+/// Why that is not known.
+pub(super) async fn resolve(upstream: &NamedUpstream) -> Result<SocketAddr, String> {
+    let url = &upstream.url;
+    if let Ok(ip) = url.host().parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, url.port()));
+    }
+    let found = tokio::net::lookup_host((url.host(), url.port())).await;
+    let mut found = found.map_err(|error| format!("{} cannot be resolved: {error}", url.host()))?;
+    found.next().ok_or_else(|| format!("{} has no address", url.host()))
+}
+
 async fn named(upstream: &NamedUpstream, tls: &Tls) -> Result<Target, String> {
     let url = &upstream.url;
-    let address = match url.host().parse::<IpAddr>() {
-        Ok(ip) => SocketAddr::new(ip, url.port()),
-        Err(_) => {
-            let found = tokio::net::lookup_host((url.host(), url.port())).await;
-            let mut found = found.map_err(|error| format!("{} cannot be resolved: {error}", url.host()))?;
-            found.next().ok_or_else(|| format!("{} has no address", url.host()))?
-        }
-    };
+    let address = resolve(upstream).await?;
     let limits = ConnectionLimits { connect: Duration::from_millis(upstream.connect_ms), idle: IDLE };
     let mut target = Target::new(address, url.host(), url.tls(), upstream.h2c, limits);
     if url.tls() {

@@ -6,6 +6,7 @@
 mod destination;
 mod grpc;
 mod http;
+mod redis;
 
 pub use destination::Destinations;
 
@@ -15,6 +16,7 @@ use destination::Destination;
 use grpc::Input;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
+use redis::RedisConnections;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -37,6 +39,7 @@ const MEET_LIMIT: Duration = Duration::from_millis(500);
 /// The calls of a process.
 pub struct Callouts {
     connectors: Upstream,
+    redis: RedisConnections,
     runtime: Option<Handle>,
     fleet: watch::Sender<Weak<Fleet>>,
     running: Arc<Mutex<HashMap<CallId, Running>>>,
@@ -69,6 +72,7 @@ impl Callouts {
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             connectors: Upstream::default(),
+            redis: RedisConnections::default(),
             runtime: Handle::try_current().ok(),
             fleet: watch::Sender::new(Weak::new()),
             running: Arc::default(),
@@ -87,6 +91,7 @@ impl Callouts {
     /// Closes connections that have waited too long for a call.
     pub fn sweep(&self) {
         self.connectors.sweep();
+        self.redis.sweep();
     }
 
     /// Breaks all calls off and waits for their tasks.
@@ -106,6 +111,7 @@ impl Callouts {
                 let name = match &*callout {
                     Callout::Http(callout) => &callout.upstream,
                     Callout::Grpc(callout) => &callout.upstream,
+                    Callout::Redis(callout) => &callout.upstream,
                 };
                 let call = Call {
                     callouts: Arc::clone(self),
@@ -203,6 +209,20 @@ impl Call {
                 meet_owner(&handle).await;
                 handle.http(answer)
             }
+            Callout::Redis(callout) => {
+                // The plugin was told that it is one when it called.
+                let Destination::Named(upstream, _) = destination else { return };
+                let reply = tokio::select! {
+                    reply = redis::call(&self.callouts, &self.plugin, upstream, callout) => reply,
+                    () = cancel.cancelled() => Err("the call was broken off".to_owned()),
+                };
+                self.report(if reply.is_ok() { "ok" } else { "failed" });
+                if let Err(reason) = &reply {
+                    tracing::debug!(plugin = %self.plugin, upstream = upstream.name, reason, "Redis call failed");
+                }
+                meet_owner(&handle).await;
+                handle.redis(reply)
+            }
             Callout::Grpc(callout) => {
                 let ended = tokio::select! {
                     ended = grpc::call(&self.callouts, destination, callout, inputs, &mut handle) => ended,
@@ -252,7 +272,11 @@ impl PluginServices for PluginPort {
     }
 
     fn has_upstream(&self, _: &str, upstream: &str) -> bool {
-        self.destinations.get(upstream).is_some()
+        self.destinations.get(upstream).is_some_and(|destination| !destination.is_redis())
+    }
+
+    fn has_redis(&self, _: &str, upstream: &str) -> bool {
+        self.destinations.get(upstream).is_some_and(Destination::is_redis)
     }
 
     fn call_out(&self, plugin: &str, command: CallCommand) {

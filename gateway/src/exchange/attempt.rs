@@ -293,6 +293,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
             give_up::tell_broken(client, protocol, &relayed.ending, &mut filter).await;
         }
         drop(filter);
+        if relayed.committed
+            && let Some(status) = self.progress.exchange.filters.as_ref().and_then(FilterRun::status)
+        {
+            self.progress.exchange.record.status = status;
+        }
         self.ended(worker, target, opened, &relayed, worker_ttft_ms, started, plan).await
     }
 

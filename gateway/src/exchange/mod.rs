@@ -19,6 +19,7 @@ use crate::errors::{Kind, Refusal};
 use crate::filters::FilterRun;
 use crate::gateway::Gateway;
 use crate::generation::Generation;
+use crate::higress::wanted;
 use crate::policy::events::ms_since;
 use crate::recording::Draft;
 use crate::{request_body, request_id};
@@ -57,6 +58,8 @@ pub struct Exchange {
 
 /// Serves one request.
 pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connection {
+    // Whoever is behind this gateway takes these from its plugins only.
+    wanted::strip_request(client.req_header_mut());
     let generation = gateway.generation.load_full();
     let arrived = Instant::now();
     let head = client.req_header();

@@ -80,6 +80,9 @@ pub struct Record {
     /// Why this worker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What came of the host that a plugin of Higress' dialect wanted: followed, unknown, unavailable, barred.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wanted: Option<&'static str>,
     /// Candidates with their cost in ms.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<(Arc<str>, Option<f64>)>,

@@ -79,7 +79,12 @@ impl Reply {
                 let mut verdict = filters.response_headers(&mut self.head, self.body.is_empty(), gone).await;
                 if matches!(verdict, FilterVerdict::Go) && !self.body.is_empty() {
                     match filters.response_body().chunk(self.body.clone(), true).await {
-                        Ok(body) => self.body = body,
+                        Ok(body) => {
+                            self.body = body;
+                            if let Some(head) = filters.changed_response_head() {
+                                self.head = head;
+                            }
+                        }
                         Err(stop) => verdict = stop.into(),
                     }
                 }

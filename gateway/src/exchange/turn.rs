@@ -14,6 +14,7 @@ use crate::filters::{FilterEnv, FilterRun};
 use crate::forward::{AttemptFault, client_gone};
 use crate::gateway::Gateway;
 use crate::generation::PoolRuntime;
+use crate::higress::{Kept, Wanted};
 use crate::placement::{self, NoPlace, Placed, Request};
 use crate::policy::events::ms_since;
 use crate::policy::{EndFacts, Ended, PolicyEnv, RequestHead, TurnFacts, TurnPolicies, Verdict};
@@ -46,6 +47,8 @@ pub(super) struct TurnInProgress<'a> {
     pub policies: TurnPolicies,
     pub pool: usize,
     pub action: SessionAction,
+    /// Where plugins of Higress' dialect want it to go.
+    pub wanted: Option<Wanted>,
 }
 
 pub(super) async fn serve(
@@ -58,6 +61,7 @@ pub(super) async fn serve(
     // The body is there, in one form or another, until the turn is over.
     let mut held = Held::new(&gateway.bodies);
     let mut route = route;
+    let mut wanted = None;
     let (head, body) = if generation.has_filters {
         // The body is read by what the head says, so that stays where it is.
         let headers = client.req_header().headers.clone();
@@ -67,6 +71,7 @@ pub(super) async fn serve(
         let run = exchange.filters.insert(FilterRun::new(gateway, &generation, env));
         match through_filters(run, client, generation.body, &mut held).await {
             Ok(body) => {
+                wanted = run.wanted();
                 let head = run.changed_head();
                 let path = String::from_utf8_lossy(&head.path).into_owned();
                 route = Route::from_path(path.split('?').next().unwrap_or_default()).ok_or_else(|| {
@@ -89,11 +94,10 @@ pub(super) async fn serve(
         }
     };
     note_turn(gateway, exchange, &turn);
-    let Some(pool) = generation
-        .pools
-        .iter()
-        .position(|p| generation.pool_for(turn.model.as_deref()).is_some_and(|found| found.index == p.index))
-    else {
+    let usual = generation.pool_for(turn.model.as_deref());
+    let found = wanted.as_ref().and_then(|wanted| wanted.pool(usual, &generation.pools)).or(usual);
+    let found = found.and_then(|found| generation.pools.iter().position(|pool| pool.index == found.index));
+    let Some(pool) = found else {
         let model = turn.model.as_deref().unwrap_or_default();
         let shown: String = model.chars().take(128).collect();
         return Err(
@@ -134,7 +138,7 @@ pub(super) async fn serve(
     let policies =
         TurnPolicies::new(Arc::clone(&generation.chain), env, gateway.next_shard(), Arc::clone(&gateway.metrics))
             .waiting();
-    let mut progress = TurnInProgress { gateway, exchange, turn, facts, policies, pool, action };
+    let mut progress = TurnInProgress { gateway, exchange, turn, facts, policies, pool, action, wanted };
     let served = progress.run(client).await;
     progress.finish(&served);
     served
@@ -307,6 +311,7 @@ impl TurnInProgress<'_> {
             attempt: 0,
             last_error: None,
             ticket: None,
+            wanted: None,
         };
         let order = loop {
             match deliberation::order(&request, generation.rules(), &mut self.policies) {
@@ -375,6 +380,7 @@ impl TurnInProgress<'_> {
                     attempt: retries.made(),
                     last_error: retries.last().map(AttemptFault::reason),
                     ticket,
+                    wanted: self.wanted.as_ref(),
                 };
                 let Some(pool) = generation.pools.get(self.pool) else {
                     return Err(Refusal::new(Kind::Internal, "the pool is gone"));
@@ -394,7 +400,10 @@ impl TurnInProgress<'_> {
                             Verdict::Close(plugin) => return Ok(Err(NoPlace::Close(plugin))),
                         }
                     }
-                    placed => return Ok(placed),
+                    placed => {
+                        self.note_wanted(&placed);
+                        return Ok(placed);
+                    }
                 }
             };
             let now = now_ms();
@@ -414,6 +423,16 @@ impl TurnInProgress<'_> {
                 () = client_gone(client) => return Err(left()),
             }
             self.exchange.record.session_wait_ms += now_ms().saturating_sub(now);
+        }
+    }
+
+    /// What came of where plugins wanted the turn to go.
+    fn note_wanted(&mut self, placed: &Result<Placed, NoPlace>) {
+        let (Ok(Placed { wanted: Some(kept), .. }), Some(wanted)) = (placed, &self.wanted) else { return };
+        self.gateway.metrics.wanted_hosts.with_label_values(&[kept.name()]).inc();
+        self.exchange.record.wanted = Some(kept.name());
+        if *kept != Kept::Followed {
+            tracing::debug!(request_id = self.exchange.record.request_id, %wanted, kept = kept.name(), "host not followed");
         }
     }
 

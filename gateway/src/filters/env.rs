@@ -1,5 +1,6 @@
 //! What filters see of one exchange.
 
+use crate::higress::Hosts;
 use crate::policy::RequestHead;
 use crate::policy::facts::{MAX_PATH, dotted};
 use bytes::Bytes;
@@ -49,6 +50,10 @@ pub struct FilterEnv {
     pub attempts: u64,
     /// Why a plugin answered, in its own words; who answered otherwise.
     pub code_details: Cow<'static, str>,
+    /// Where the hosts that the request can go to are looked up.
+    pub hosts: Option<Hosts>,
+    /// The host that a plugin of Higress' dialect wants the request to go to.
+    pub override_host: Option<String>,
     properties: HashMap<Vec<u8>, Vec<u8>>,
 }
 
@@ -70,6 +75,8 @@ impl FilterEnv {
             placed: None,
             attempts: 0,
             code_details: Cow::Borrowed("via_upstream"),
+            hosts: None,
+            override_host: None,
             properties: HashMap::new(),
         }
     }
@@ -204,7 +211,13 @@ impl StreamEnv for FilterEnv {
         let int = |n: i64| Some(Cow::Owned(n.to_le_bytes().to_vec()));
         match name {
             "route_name" | "xds.route_name" => return Some(Cow::Borrowed(self.route.as_bytes())),
-            "cluster_name" | "xds.cluster_name" => return Some(Cow::Borrowed(self.placed.as_ref()?.pool.as_bytes())),
+            "cluster_name" | "xds.cluster_name" => {
+                return match &self.placed {
+                    Some(placed) => Some(Cow::Borrowed(placed.pool.as_bytes())),
+                    // Where it will go, as far as that is known.
+                    None => self.hosts.as_ref()?.pool_name(&self.body.bytes).map(|name| Cow::Borrowed(name.as_bytes())),
+                };
+            }
             "destination.address" => return Some(Cow::Owned(self.local?.to_string().into_bytes())),
             "destination.port" => return int(self.local?.port().into()),
             "request.headers" => return Some(serialized(&self.request)),
@@ -271,6 +284,20 @@ impl StreamEnv for FilterEnv {
             _ => return Err(Status::NotFound),
         }
         Ok(())
+    }
+
+    fn upstream_hosts(&mut self) -> Option<Vec<(String, String)>> {
+        self.hosts.as_ref().map(|hosts| hosts.list(&self.body.bytes))
+    }
+
+    fn override_host(&mut self, address: &[u8]) -> Result<(), Status> {
+        match std::str::from_utf8(address) {
+            Ok(address) if !address.is_empty() && address.bytes().all(|b| b.is_ascii_graphic()) => {
+                self.override_host = Some(address.to_owned());
+                Ok(())
+            }
+            _ => Err(Status::BadArgument),
+        }
     }
 }
 

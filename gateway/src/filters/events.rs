@@ -19,7 +19,7 @@ impl FilterRun {
             let Some(stream) = self.streams.get_mut(at).and_then(Option::as_mut) else { continue };
             match stream.on_foreign_function(&mut self.env, EVENT_FUNCTION, event.json.clone()) {
                 Ok(outcome) => {
-                    if let Some(verdict) = self.ends(outcome.effects, Side::Response) {
+                    if let Some(verdict) = self.ends(at, outcome.effects, Side::Response) {
                         return Err((at, verdict));
                     }
                 }

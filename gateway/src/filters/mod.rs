@@ -6,6 +6,7 @@
 
 mod env;
 mod events;
+mod injected;
 mod request;
 mod response;
 
@@ -16,9 +17,10 @@ pub use response::ChunkFilter;
 use crate::errors::{Kind, Refusal};
 use crate::gateway::Gateway;
 use crate::generation::Generation;
+use crate::higress::{Hosts, Wanted};
 use crate::policy::RequestHead;
 use bytes::{Bytes, BytesMut};
-use http::header;
+use http::{HeaderValue, header};
 use pingora_core::protocols::http::client::HttpSession;
 use std::borrow::Cow;
 use std::future::poll_fn;
@@ -26,7 +28,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use turnstile_config::{OnError, Phase};
 use turnstile_plugins::{
-    CallOutcome, CallResult, Callback, Effects, Fault, FaultKind, Lent, LocalResponse, ResponseMap, Stream,
+    CallOutcome, CallResult, Callback, Dialect, Effects, Fault, FaultKind, Injected, Lent, LocalResponse, ResponseMap,
+    Stream,
 };
 
 /// How a side of the exchange went through the filters.
@@ -50,6 +53,12 @@ pub struct FilterRun {
     streams: Vec<Option<Stream>>,
     /// How many of them, from the first, have seen the request: those see the answer.
     entered: usize,
+    /// The filter whose headers callback has stopped what lies behind it, while its body callbacks go on.
+    request_stopped: Option<usize>,
+    /// The same of the answer, on its way back.
+    response_stopped: Option<Stopped>,
+    /// What filters have put into the answer's body, with their position, and whether one of them has ended it.
+    injected: Vec<(usize, Injected)>,
     /// They have seen the head of an answer.
     answered: bool,
     /// The request has no body behind its head any more: a filter ended it there.
@@ -60,6 +69,18 @@ pub struct FilterRun {
     ends_with_head: bool,
     /// Those that failed in an event, by position in the chain: they hear of no more.
     deaf: Vec<bool>,
+    /// How the answer is framed for the client.
+    framing: Option<HeaderValue>,
+    /// Filters have changed the head of the answer since [`FilterRun::response_headers`].
+    late_head: bool,
+}
+
+/// A filter at which the head of an answer waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stopped {
+    at: usize,
+    /// Its body callbacks wait as well.
+    all: bool,
 }
 
 /// What one callback came to.
@@ -69,7 +90,7 @@ enum Step {
     End(FilterVerdict),
 }
 
-/// What becomes of a piece of a body when its filter pauses.
+/// What becomes of the body when a filter pauses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BodyPause {
     /// Held, and shown again with what comes; too much of it is an error.
@@ -78,6 +99,8 @@ enum BodyPause {
     FlowControl,
     /// It goes nowhere.
     Drop,
+    /// The filter has paused at the head, and gets the body all the same.
+    GoesOn,
 }
 
 /// What a filter that has paused holds of a body.
@@ -96,6 +119,14 @@ impl HeldPart {
         match self.shown {
             true => (BytesMut::new(), joined(self.bytes, piece)),
             false => (self.bytes, piece),
+        }
+    }
+
+    /// What a filter holds once callbacks have seen it and left these bytes of it.
+    fn seen(part: Option<Self>, bytes: BytesMut) -> Option<Self> {
+        match part {
+            Some(part) => Some(Self { bytes, ..part }),
+            None => (!bytes.is_empty()).then_some(Self { bytes, shown: true, full: false }),
         }
     }
 }
@@ -117,7 +148,15 @@ enum Side {
 
 impl FilterRun {
     /// Contexts for all filters, not yet entered.
-    pub fn new(gateway: &Gateway, generation: &Arc<Generation>, env: FilterEnv) -> Self {
+    pub fn new(gateway: &Gateway, generation: &Arc<Generation>, mut env: FilterEnv) -> Self {
+        env.hosts = Some(Hosts::new(Arc::clone(&gateway.fleet), Arc::clone(generation)));
+        let higress = |c: &crate::policy::ChainPlugin| c.plugin.spec().dialect == Dialect::Higress;
+        if generation.chain.iter().any(higress)
+            && let Ok(id) = HeaderValue::from_str(&env.head.request_id)
+        {
+            // There every request has its id in this header.
+            env.request.fields.fields.insert("x-request-id", id);
+        }
         let shard = gateway.next_shard();
         let open = |c: &crate::policy::ChainPlugin| (c.phase == Phase::Filter).then(|| c.plugin.open_stream(shard));
         let streams: Vec<_> = generation.chain.iter().map(open).collect();
@@ -127,6 +166,11 @@ impl FilterRun {
             env: Lent::new(env),
             streams,
             entered: 0,
+            request_stopped: None,
+            response_stopped: None,
+            injected: Vec::new(),
+            framing: None,
+            late_head: false,
             answered: false,
             request_ended: false,
             response_ended: false,
@@ -147,6 +191,11 @@ impl FilterRun {
         self.env.response = Some(map);
     }
 
+    /// The status of the answer as the filters left it.
+    pub fn status(&self) -> Option<u16> {
+        self.env.response.as_ref().map(|map| map.status.as_u16())
+    }
+
     /// Why the gateway or a plugin answers in a worker's place.
     pub fn answers_locally(&mut self, details: impl Into<Cow<'static, str>>) {
         self.env.code_details = details.into();
@@ -163,6 +212,12 @@ impl FilterRun {
         if let Some(placed) = &mut self.env.placed {
             placed.connection = Some(UpstreamConnection::of(session));
         }
+    }
+
+    /// Where plugins of Higress' dialect want the request to go. What they wrote for that into its head is taken out.
+    pub fn wanted(&mut self) -> Option<Wanted> {
+        let host = self.env.override_host.take();
+        Wanted::take(host, &mut self.env.request.fields.fields)
     }
 
     /// The request's head as the filters left it.
@@ -216,7 +271,7 @@ impl FilterRun {
     ) -> Step {
         let Some(stream) = self.streams.get_mut(at).and_then(Option::as_mut) else { return Step::Go };
         match call(stream, &mut self.env) {
-            Ok(outcome) => self.outcome(side, outcome),
+            Ok(outcome) => self.outcome(at, side, outcome),
             Err(fault) => match self.failed(at, fault.kind, &fault.message) {
                 Some(verdict) => Step::End(verdict),
                 None => Step::Go,
@@ -224,17 +279,18 @@ impl FilterRun {
         }
     }
 
-    fn outcome(&mut self, side: Side, outcome: CallOutcome) -> Step {
+    fn outcome(&mut self, at: usize, side: Side, outcome: CallOutcome) -> Step {
         let paused = match side {
             Side::Request => outcome.paused_request(),
             Side::Response => outcome.paused_response(),
         };
-        let pause = match (outcome.drops_body, outcome.flow_control) {
-            (true, _) => BodyPause::Drop,
-            (_, true) => BodyPause::FlowControl,
+        let pause = match &outcome {
+            CallOutcome { body_goes_on: true, .. } => BodyPause::GoesOn,
+            CallOutcome { drops_body: true, .. } => BodyPause::Drop,
+            CallOutcome { flow_control: true, .. } => BodyPause::FlowControl,
             _ => BodyPause::Hold,
         };
-        match self.ends(outcome.effects, side) {
+        match self.ends(at, outcome.effects, side) {
             Some(verdict) => Step::End(verdict),
             None if paused => Step::Paused(pause),
             None => Step::Go,
@@ -242,7 +298,12 @@ impl FilterRun {
     }
 
     /// What effects come to, beyond going on.
-    fn ends(&mut self, effects: Effects, side: Side) -> Option<FilterVerdict> {
+    fn ends(&mut self, at: usize, effects: Effects, side: Side) -> Option<FilterVerdict> {
+        if !effects.injected.is_empty()
+            && let Some(verdict) = self.inject(at, side, effects.injected)
+        {
+            return Some(verdict);
+        }
         if let Some(response) = effects.local_response {
             return Some(FilterVerdict::Answer(response));
         }
@@ -289,9 +350,9 @@ impl FilterRun {
         };
         let continues = match side {
             Side::Request => effects.continue_request,
-            Side::Response => effects.continue_response,
+            Side::Response => effects.continue_response || effects.injected.iter().any(|piece| piece.end),
         };
-        match self.ends(effects, side) {
+        match self.ends(at, effects, side) {
             Some(verdict) => Asked::End(verdict),
             None if continues && waits => Asked::Go,
             None => Asked::Nothing,
@@ -319,6 +380,11 @@ impl FilterRun {
         }
     }
 
+    /// Whether calls of a filter are under way.
+    fn has_calls(&self, at: usize) -> bool {
+        self.streams.get(at).and_then(Option::as_ref).is_some_and(Stream::has_calls)
+    }
+
     /// As [`FilterRun::effects`]; nothing when the filter has paused too long with none of its calls under way.
     async fn patiently(&mut self, at: usize) -> (usize, Option<Result<Effects, Box<Fault>>>) {
         let Some(limit) = self.generation.chain.get(at).map(|c| c.pause) else { return (at, None) };
@@ -326,8 +392,7 @@ impl FilterRun {
             if let Ok((from, effects)) = tokio::time::timeout(limit, self.effects()).await {
                 return (from, Some(effects));
             }
-            let calls = self.streams.get(at).and_then(Option::as_ref).is_some_and(Stream::has_calls);
-            if !calls {
+            if !self.has_calls(at) {
                 return (at, None);
             }
         }

@@ -28,12 +28,26 @@ enum Source {
 impl FilterRun {
     /// The request's head. `end`: nothing follows it.
     pub async fn request_headers(&mut self, client: &mut ServerSession, end: bool) -> FilterVerdict {
-        for at in 0..self.streams.len() {
+        self.heads_from(client, 0, end).await
+    }
+
+    /// The request's head, for the filters from one on. It goes as far as to the one that stops it.
+    async fn heads_from(&mut self, client: &mut ServerSession, from: usize, end: bool) -> FilterVerdict {
+        for at in from..self.streams.len() {
             let end = end || self.request_ended;
             let step = self.call(at, Side::Request, |s, env| s.on_request_headers(env, end));
             self.entered = at + 1;
             match step {
                 Step::Go => {}
+                Step::Paused(BodyPause::GoesOn) if !end => {
+                    self.request_stopped = Some(at);
+                    return FilterVerdict::Go;
+                }
+                Step::Paused(BodyPause::GoesOn) if self.waits_for_a_body(at, Callback::RequestBody) => {
+                    if let Some(verdict) = self.no_body(client, at).await {
+                        return verdict;
+                    }
+                }
                 Step::Paused(_) => {
                     if let Some(verdict) = self.wait(at, Side::Request, client_gone(client)).await {
                         return verdict;
@@ -43,6 +57,33 @@ impl FilterRun {
             }
         }
         FilterVerdict::Go
+    }
+
+    /// Whether a filter that has stopped at a head has nothing to go on by but a body.
+    pub(super) fn waits_for_a_body(&self, at: usize, callback: Callback) -> bool {
+        self.wants(at, callback) && !self.has_calls(at)
+    }
+
+    /// Tells a filter that waits for the body of a request without one.
+    async fn no_body(&mut self, client: &mut ServerSession, at: usize) -> Option<FilterVerdict> {
+        self.env.body = Body::default();
+        match self.call(at, Side::Request, |s, env| s.on_request_body(env, 0, true)) {
+            Step::Go => None,
+            Step::Paused(_) => self.wait(at, Side::Request, client_gone(client)).await,
+            Step::End(verdict) => Some(verdict),
+        }
+    }
+
+    /// A filter goes on: so does the head, if that is what it has stopped.
+    async fn let_head_go(&mut self, client: &mut ServerSession, at: usize) -> Result<(), FilterVerdict> {
+        if self.request_stopped != Some(at) {
+            return Ok(());
+        }
+        self.request_stopped = None;
+        match self.heads_from(client, at + 1, false).await {
+            FilterVerdict::Go => Ok(()),
+            verdict => Err(verdict),
+        }
     }
 
     /// Reads the request's body through the filters: what comes out behind the last of them.
@@ -56,7 +97,8 @@ impl FilterRun {
         room: &mut Held,
     ) -> Result<Bytes, FilterVerdict> {
         let mut passing = Passing { held: vec![None; self.streams.len()], out: Vec::new(), most: limits };
-        let watched = (0..self.streams.len()).any(|at| self.wants(at, Callback::RequestBody));
+        let wanted = (0..self.streams.len()).any(|at| self.wants(at, Callback::RequestBody));
+        let watched = wanted || self.request_stopped.is_some();
         let coded = client.req_header().headers.contains_key(header::CONTENT_ENCODING);
         let mut source = if watched && !coded {
             Source::Client(Pieces::begin(client, limits).await.map_err(FilterVerdict::Failed)?)
@@ -99,24 +141,29 @@ impl FilterRun {
             Source::Whole(body) => return Ok(body.take()),
         };
         loop {
-            let Some(holds) = passing.last_held() else {
+            let Some(holds) = self.request_stopped.or(passing.last_held()) else {
                 return pieces.next(client, room).await.map_err(FilterVerdict::Failed);
             };
             // What it holds is what callbacks for it see.
-            let mut part = passing.take(holds);
-            let full = passing.full().or(part.full.then_some(holds));
-            self.env.body = Body::new(std::mem::take(&mut part.bytes).freeze());
+            let mut part = passing.take_held(holds);
+            let full = passing.full().or(part.as_ref().is_some_and(|part| part.full).then_some(holds));
+            let bytes = part.as_mut().map(|part| std::mem::take(&mut part.bytes)).unwrap_or_default();
+            self.env.body = Body::new(bytes.freeze());
             let came = match full {
                 Some(full) => self.let_go(client, passing, holds, full).await.map(|()| None),
                 None => self.read_or_let_go(client, pieces, room, passing, holds).await,
             };
-            passing.put(holds, HeldPart { bytes: self.env.take_body().into(), ..part });
+            let bytes = self.env.take_body().into();
+            if let Some(part) = HeldPart::seen(part, bytes) {
+                passing.put(holds, part);
+            }
             match came {
                 Ok(Some(piece)) => return piece.map_err(FilterVerdict::Failed),
                 Ok(None) => {}
                 Err((_, Some(verdict))) => return Err(verdict),
                 Err((from, None)) => {
                     let piece = passing.take(from).bytes.freeze();
+                    self.let_head_go(client, from).await?;
                     self.pass(client, passing, piece, from + 1, false).await?;
                 }
             }
@@ -194,7 +241,12 @@ impl FilterRun {
             if piece.is_empty() && !end {
                 return Ok(());
             }
+            // A head that ended the request has let nothing behind it.
+            if self.request_ended {
+                return Ok(());
+            }
             if !self.wants(at, Callback::RequestBody) {
+                self.let_head_go(client, at).await?;
                 continue;
             }
             let (behind, seen) = passing.take(at).meets(piece);
@@ -203,6 +255,7 @@ impl FilterRun {
             let pause = match self.call(at, Side::Request, |s, env| s.on_request_body(env, size, end)) {
                 Step::Go => {
                     piece = joined(behind, self.env.take_body());
+                    self.let_head_go(client, at).await?;
                     continue;
                 }
                 Step::End(verdict) => return Err(verdict),
@@ -228,6 +281,10 @@ impl FilterRun {
                 return Err(verdict);
             }
             piece = self.env.take_body();
+            self.let_head_go(client, at).await?;
+        }
+        if self.request_ended {
+            return Ok(());
         }
         passing.came_out(piece)
     }
@@ -253,8 +310,9 @@ impl FilterRun {
             if let Some(verdict) = waits {
                 return Err(verdict);
             }
+            let piece = self.env.take_body();
+            self.let_head_go(client, at).await?;
             if holds {
-                let piece = self.env.take_body();
                 self.pass(client, passing, piece, at + 1, false).await?;
             }
         }
@@ -279,8 +337,12 @@ impl Passing {
         self.held.iter().position(|held| held.as_ref().is_some_and(|held| held.full))
     }
 
+    fn take_held(&mut self, at: usize) -> Option<HeldPart> {
+        self.held.get_mut(at).and_then(Option::take)
+    }
+
     fn take(&mut self, at: usize) -> HeldPart {
-        self.held.get_mut(at).and_then(Option::take).unwrap_or_default()
+        self.take_held(at).unwrap_or_default()
     }
 
     fn put(&mut self, at: usize, held: HeldPart) {

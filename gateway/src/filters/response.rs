@@ -1,6 +1,6 @@
 //! The response side: head, body piece by piece, trailers.
 
-use super::{Asked, BodyPause, FilterRun, FilterVerdict, HeldPart, Side, Step, joined};
+use super::{Asked, BodyPause, FilterRun, FilterVerdict, HeldPart, Side, Step, Stopped, joined};
 use crate::errors::{Kind, Refusal};
 use crate::forward::relay::{ResponseFilter, Stop};
 use crate::headers::{connection_listed, is_hop_by_hop};
@@ -33,12 +33,28 @@ impl FilterRun {
     ) -> FilterVerdict {
         self.answered = true;
         self.ends_with_head = end;
+        // An answer before this one, of which nothing was sent, may have broken off anywhere.
+        (self.response_stopped, self.late_head) = (None, false);
+        self.injected.clear();
+        self.framing = head.headers.get(header::TRANSFER_ENCODING).cloned();
         self.env.response = Some(ResponseMap::new(head.status, head.headers.clone()));
         tokio::pin!(gone);
         for at in (0..self.entered).rev() {
             let end = end || self.response_ended;
             let waits = match self.call(at, Side::Response, |s, env| s.on_response_headers(env, end)) {
                 Step::Go => None,
+                Step::Paused(BodyPause::GoesOn) if !end => {
+                    self.response_stopped = Some(Stopped { at, all: false });
+                    return FilterVerdict::Go;
+                }
+                Step::Paused(BodyPause::GoesOn) if self.waits_for_a_body(at, Callback::ResponseBody) => {
+                    self.env.chunk = Body::default();
+                    match self.call(at, Side::Response, |s, env| s.on_response_body(env, 0, true)) {
+                        Step::Go => None,
+                        Step::Paused(_) => self.wait(at, Side::Response, &mut gone).await,
+                        Step::End(verdict) => Some(verdict),
+                    }
+                }
                 Step::Paused(_) => self.wait(at, Side::Response, &mut gone).await,
                 Step::End(verdict) => Some(verdict),
             };
@@ -46,26 +62,53 @@ impl FilterRun {
                 return verdict;
             }
         }
-        let Some(map) = &self.env.response else { return FilterVerdict::Go };
-        let framing = head.headers.get(header::TRANSFER_ENCODING).cloned();
+        if let Some(changed) = self.response_head() {
+            *head = changed;
+        }
+        FilterVerdict::Go
+    }
+
+    /// The head of an answer whose body is on its way, for the filters below one.
+    fn late_response_heads(&mut self, below: usize) -> Option<FilterVerdict> {
+        self.late_head = true;
+        for at in (0..below).rev() {
+            let end = self.response_ended;
+            match self.call(at, Side::Response, |s, env| s.on_response_headers(env, end)) {
+                Step::Go => {}
+                Step::Paused(pause) => {
+                    self.response_stopped = Some(Stopped { at, all: pause != BodyPause::GoesOn });
+                    return None;
+                }
+                Step::End(verdict) => return Some(verdict),
+            }
+        }
+        None
+    }
+
+    /// The head of the answer as all filters have left it; it cannot be changed after that.
+    fn response_head(&mut self) -> Option<ResponseHeader> {
+        let map = self.env.response.as_mut()?;
         let listed = connection_listed(&map.fields.fields);
-        let Ok(mut changed) = ResponseHeader::build(map.status, Some(map.fields.fields.len() + 1)) else {
-            return FilterVerdict::Go;
-        };
+        let mut changed = ResponseHeader::build(map.status, Some(map.fields.fields.len() + 1)).ok()?;
         for (name, value) in &map.fields.fields {
             // The body may still change, so no length holds; the connection, and with it the framing, is the gateway's.
             if *name != header::CONTENT_LENGTH && !is_hop_by_hop(name, &listed) {
                 let _ = changed.append_header(name.clone(), value.clone());
             }
         }
-        if let Some(framing) = framing {
+        if let Some(framing) = self.framing.clone() {
             let _ = changed.insert_header(header::TRANSFER_ENCODING, framing);
         }
-        *head = changed;
-        if let Some(map) = &mut self.env.response {
-            map.seal();
+        map.seal();
+        Some(changed)
+    }
+
+    /// As [`FilterRun::response_head`], once, if the head has changed since it was first shown.
+    pub fn changed_response_head(&mut self) -> Option<ResponseHeader> {
+        if self.response_stopped.is_some() || !std::mem::take(&mut self.late_head) {
+            return None;
         }
-        FilterVerdict::Go
+        self.response_head()
     }
 
     /// The body of an answer, piece by piece.
@@ -104,9 +147,9 @@ impl ChunkFilter<'_> {
         }
     }
 
-    /// Whether a filter holds as much as it may, and nothing is to be read until it goes on.
-    fn is_full(&self) -> bool {
-        self.held.iter().flatten().any(|held| held.full)
+    /// The filter that holds as much as it may, if one does: nothing is to be read until it goes on.
+    fn full(&self) -> Option<usize> {
+        self.held.iter().rposition(|held| held.as_ref().is_some_and(|held| held.full))
     }
 
     /// A chunk as it came from the worker.
@@ -121,82 +164,176 @@ impl ChunkFilter<'_> {
         if self.run.response_ended {
             return Ok(Bytes::new());
         }
-        self.pass_from(chunk, from, end).await
+        let before = self.pass_injected().await?;
+        if self.run.response_ended {
+            return Ok(before);
+        }
+        Ok(joined(before.into(), self.pass_from(chunk, from, end).await?))
+    }
+
+    /// What filters have put into the body goes on, below each of them.
+    async fn pass_injected(&mut self) -> Result<Bytes, Stop> {
+        let mut out = BytesMut::new();
+        while let Some((at, data, end)) = self.run.next_injected() {
+            // Whoever has not seen the head of the answer has nothing to add to its body.
+            let unseen = self.run.response_stopped.is_some_and(|stopped| at < stopped.at);
+            if self.run.response_ended || unseen {
+                continue;
+            }
+            // A head that the filter has stopped goes before.
+            self.let_go(at)?;
+            let passed = self.pass_boxed(data, at, end).await?;
+            out.extend_from_slice(&passed);
+            // Whatever comes after the piece that is the last comes too late.
+            self.run.response_ended |= end;
+        }
+        Ok(out.freeze())
+    }
+
+    /// A filter goes on: so does the head of the answer, if that is what it has stopped.
+    fn let_go(&mut self, at: usize) -> Result<(), Stop> {
+        if self.run.response_stopped.is_none_or(|stopped| stopped.at != at) {
+            return Ok(());
+        }
+        self.run.response_stopped = None;
+        match self.run.late_response_heads(at) {
+            Some(verdict) => self.ends(at, verdict),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`ChunkFilter::pass_from`], which comes back to itself by what filters inject.
+    fn pass_boxed(&mut self, chunk: Bytes, from: usize, end: bool) -> BoxFuture<'_, Result<Bytes, Stop>> {
+        self.pass_from(chunk, from, end).boxed()
     }
 
     /// A chunk on its way through the filters below `from`, last to first.
     async fn pass_from(&mut self, chunk: Bytes, from: usize, end: bool) -> Result<Bytes, Stop> {
         let mut chunk = chunk;
+        // What filters have put in front of it.
+        let mut before = BytesMut::new();
         for at in (0..from).rev() {
-            if chunk.is_empty() && !end {
-                return Ok(chunk);
+            if chunk.is_empty() && !end || self.run.response_ended {
+                return Ok(before.freeze());
+            }
+            if self.run.response_stopped == Some(Stopped { at, all: true }) {
+                let mut bytes = self.take(at).bytes;
+                bytes.extend_from_slice(&chunk);
+                if !self.may_hold(at, bytes.len())? {
+                    chunk = bytes.freeze();
+                    self.let_go(at)?;
+                    continue;
+                }
+                self.put(at, HeldPart { bytes, shown: true, full: false });
+                if !end {
+                    return Ok(before.freeze());
+                }
+                if let Some(verdict) = self.run.wait(at, Side::Response, std::future::pending()).await {
+                    return self.ends(at, verdict);
+                }
+                chunk = Bytes::new();
+                self.let_go(at)?;
             }
             if !self.run.wants(at, Callback::ResponseBody) {
+                self.let_go(at)?;
+                chunk = joined(self.take(at).bytes, chunk);
                 continue;
             }
             let (behind, seen) = self.take(at).meets(chunk);
             let size = seen.len();
             self.run.env.chunk = Body::new(seen);
-            let pause = match self.run.call(at, Side::Response, |s, env| s.on_response_body(env, size, end)) {
+            let step = self.run.call(at, Side::Response, |s, env| s.on_response_body(env, size, end));
+            chunk = self.run.env.take_chunk();
+            if matches!(step, Step::Go) {
+                self.let_go(at)?;
+            }
+            before.extend_from_slice(&self.pass_injected().await?);
+            let pause = match step {
                 Step::Go => {
-                    chunk = joined(behind, self.run.env.take_chunk());
+                    chunk = joined(behind, chunk);
                     continue;
                 }
                 Step::End(verdict) => return self.ends(at, verdict),
+                Step::Paused(_) if self.run.response_ended => return Ok(before.freeze()),
                 Step::Paused(pause) => pause,
             };
             if pause == BodyPause::Drop {
-                self.run.env.chunk = Body::default();
+                chunk = Bytes::new();
             }
-            let most = self.run.most_held(at);
-            let over = behind.len() + self.run.env.chunk.bytes.len() > most;
-            if over && pause == BodyPause::Hold {
-                let message = format!("it holds more than {most} bytes of a response body");
-                match self.run.failed(at, FaultKind::Memory, &message) {
-                    Some(verdict) => return self.ends(at, verdict),
-                    None => {
-                        chunk = joined(behind, self.run.env.take_chunk());
-                        continue;
-                    }
-                }
+            let size = behind.len() + chunk.len();
+            let full = size > self.run.most_held(at);
+            chunk = joined(behind, chunk);
+            if pause == BodyPause::Hold && !self.may_hold(at, size)? {
+                self.let_go(at)?;
+                continue;
             }
-            let bytes: BytesMut = joined(behind, self.run.env.take_chunk()).into();
             if !end {
-                self.put(at, HeldPart { bytes, shown: pause == BodyPause::Hold, full: over });
-                return Ok(Bytes::new());
+                self.put(at, HeldPart { bytes: chunk.into(), shown: pause == BodyPause::Hold, full });
+                return Ok(before.freeze());
             }
-            self.run.env.chunk = Body::new(bytes.freeze());
+            self.run.env.chunk = Body::new(chunk);
             // The relay looks out for the client.
             if let Some(verdict) = self.run.wait(at, Side::Response, std::future::pending()).await {
                 return self.ends(at, verdict);
             }
             chunk = self.run.env.take_chunk();
+            self.let_go(at)?;
+            before.extend_from_slice(&self.pass_injected().await?);
         }
-        Ok(chunk)
+        Ok(if self.run.response_ended { before.freeze() } else { joined(before, chunk) })
+    }
+
+    /// Whether a filter may hold so much. One that holds too much has failed: false if the answer goes on without it.
+    fn may_hold(&mut self, at: usize, size: usize) -> Result<bool, Stop> {
+        let most = self.run.most_held(at);
+        if size <= most {
+            return Ok(true);
+        }
+        let message = format!("it holds more than {most} bytes of a response body");
+        match self.run.failed(at, FaultKind::Memory, &message) {
+            Some(verdict) => self.ends(at, verdict),
+            None => Ok(false),
+        }
     }
 
     /// Waits until a filter that holds something lets it go.
     async fn released(&mut self) -> Result<Bytes, Stop> {
         loop {
-            let Some(holds) = self.nearest_held() else { return std::future::pending().await };
+            let stopped = self.run.response_stopped;
+            let holds = stopped.map(|stopped| stopped.at).or_else(|| self.nearest_held());
+            let Some(holds) = holds else { return std::future::pending().await };
             // What a filter holds lies where callbacks for it see it, for as long as nothing else happens.
+            let full = self.full();
             let shown = Shown::new(self, holds);
-            let (from, effects) = shown.filter.run.patiently(holds).await;
+            let for_body = stopped.is_some_and(|stopped| !stopped.all) && shown.part.is_none();
+            let (from, effects) = if for_body && full.is_none() {
+                // It waits for the body, which takes as long as it takes.
+                let (from, effects) = shown.filter.run.effects().await;
+                (from, Some(effects))
+            } else {
+                shown.filter.run.patiently(full.unwrap_or(holds)).await
+            };
             let waits = from == holds || shown.filter.held.get(from).is_some_and(Option::is_some);
             let asked = match effects {
                 Some(effects) => shown.filter.run.asked(Side::Response, waits, from, effects),
-                None => match shown.filter.run.too_long(holds) {
+                None => match shown.filter.run.too_long(from) {
                     Some(verdict) => Asked::End(verdict),
                     None => Asked::Go,
                 },
             };
             drop(shown);
             match asked {
-                Asked::Nothing => {}
+                Asked::Nothing if self.run.injected.is_empty() => {}
+                Asked::Nothing => return self.pass_injected().await,
                 Asked::End(verdict) => return self.ends(from, verdict),
                 Asked::Go => {
+                    let before = self.pass_injected().await?;
+                    // One that stopped at the head has not seen the body.
+                    let all = self.run.response_stopped == Some(Stopped { at: from, all: true });
                     let held = self.take(from).bytes.freeze();
-                    return self.pass_from(held, from, false).await;
+                    self.let_go(from)?;
+                    let passed = self.pass_from(held, if all { from + 1 } else { from }, false).await?;
+                    return Ok(joined(before.into(), passed));
                 }
             }
         }
@@ -210,6 +347,14 @@ impl ChunkFilter<'_> {
         self.run.env.response_trailers = Some(FieldMap::new(trailers));
         let mut out = BytesMut::new();
         for at in (0..self.reach).rev() {
+            if self.run.response_stopped == Some(Stopped { at, all: true }) {
+                if let Some(verdict) = self.run.wait(at, Side::Response, std::future::pending()).await {
+                    return self.ends(at, verdict);
+                }
+                let held = self.take(at).bytes.freeze();
+                self.let_go(at)?;
+                out.extend_from_slice(&self.pass_from(held, at + 1, false).await?);
+            }
             let holds = self.held.get(at).is_some_and(Option::is_some);
             if holds {
                 let held = self.take(at).bytes.freeze();
@@ -223,8 +368,10 @@ impl ChunkFilter<'_> {
             if let Some(verdict) = waits {
                 return self.ends(at, verdict);
             }
+            let held = self.run.env.take_chunk();
+            self.let_go(at)?;
+            out.extend_from_slice(&self.pass_injected().await?);
             if holds {
-                let held = self.run.env.take_chunk();
                 out.extend_from_slice(&self.pass_from(held, at, false).await?);
             }
         }
@@ -253,7 +400,11 @@ impl ResponseFilter for ChunkFilter<'_> {
     }
 
     fn takes_more(&self) -> bool {
-        !self.is_full()
+        self.full().is_none()
+    }
+
+    fn changed_head(&mut self) -> Option<ResponseHeader> {
+        self.run.changed_response_head()
     }
 
     fn trailers(&mut self, trailers: HeaderMap) -> BoxFuture<'_, Result<(Bytes, HeaderMap), Stop>> {
@@ -272,22 +423,24 @@ impl ResponseFilter for ChunkFilter<'_> {
 struct Shown<'a, 'b> {
     filter: &'a mut ChunkFilter<'b>,
     at: usize,
-    /// What it is besides its bytes.
-    part: HeldPart,
+    /// What it is besides its bytes. Nothing: it holds nothing, not even the place for it.
+    part: Option<HeldPart>,
 }
 
 impl<'a, 'b> Shown<'a, 'b> {
     fn new(filter: &'a mut ChunkFilter<'b>, at: usize) -> Self {
-        let mut part = filter.take(at);
-        filter.run.env.chunk = Body::new(std::mem::take(&mut part.bytes).freeze());
+        let mut part = filter.held.get_mut(at).and_then(Option::take);
+        let bytes = part.as_mut().map(|part| std::mem::take(&mut part.bytes)).unwrap_or_default();
+        filter.run.env.chunk = Body::new(bytes.freeze());
         Self { filter, at, part }
     }
 }
 
 impl Drop for Shown<'_, '_> {
     fn drop(&mut self) {
-        let part = std::mem::take(&mut self.part);
         let bytes = self.filter.run.env.take_chunk().into();
-        self.filter.put(self.at, HeldPart { bytes, ..part });
+        if let Some(part) = HeldPart::seen(self.part.take(), bytes) {
+            self.filter.put(self.at, part);
+        }
     }
 }

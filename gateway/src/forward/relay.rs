@@ -95,6 +95,11 @@ pub trait ResponseFilter: Send {
     /// Whether more of the answer is to be read: not while something is held back to its limit, under flow control.
     fn takes_more(&self) -> bool;
 
+    /// The head of the answer, if filters have changed it since it was handed over.
+    fn changed_head(&mut self) -> Option<ResponseHeader> {
+        None
+    }
+
     /// Sees and may change the trailers. What comes out of the body was held back until then.
     ///
     /// # Errors
@@ -227,6 +232,22 @@ struct Writer {
 }
 
 impl Writer {
+    /// Brings a head that was not sent yet up to what is known now.
+    fn complete_head(
+        &mut self,
+        filter: &mut Option<Box<dyn ResponseFilter + '_>>,
+        observer: &Option<Observer>,
+        late: &mut LateHeaders<'_>,
+    ) {
+        let Some(head) = &mut self.head else { return };
+        if let Some(changed) = filter.as_mut().and_then(|filter| filter.changed_head()) {
+            *head = changed;
+        }
+        if let Some(observer) = observer {
+            late(observer, head);
+        }
+    }
+
     /// Writes a chunk; `trailers` stand behind the last.
     async fn write(
         &mut self,
@@ -343,9 +364,7 @@ async fn relay_inner(
                 }
                 Ok(Ready::Released(chunk)) => {
                     if !chunk.is_empty() {
-                        if let (Some(head), Some(observer)) = (&mut writer.head, &opened.observer) {
-                            late(observer, head);
-                        }
+                        writer.complete_head(filter, &opened.observer, late);
                         if let Err(ending) = writer.write(client, chunk, false, HeaderMap::new()).await {
                             return ending;
                         }
@@ -394,9 +413,7 @@ async fn relay_inner(
                     None => continue,
                 }
             }
-            if let (Some(head), Some(observer)) = (&mut writer.head, &opened.observer) {
-                late(observer, head);
-            }
+            writer.complete_head(filter, &opened.observer, late);
             if let Err(ending) = writer.write(client, chunk, end, trailers).await {
                 return ending;
             }

@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use pingora_http::ResponseHeader;
 use turnstile_config::Forwarded;
 use turnstile_fleet::steering::SteeringOptions;
+use turnstile_plugins::TARGET_HEADERS;
 
 /// Headers that are set anew or make no sense to a worker.
 fn replaced(name: &HeaderName) -> bool {
@@ -16,6 +17,7 @@ fn replaced(name: &HeaderName) -> bool {
         || *name == header::ACCEPT_ENCODING
         || *name == header::CONTENT_ENCODING
         || *name == REQUEST_ID
+        || TARGET_HEADERS.contains(&name.as_str())
 }
 
 /// What decides which headers go on.

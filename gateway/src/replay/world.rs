@@ -263,7 +263,7 @@ impl<'a> World<'a> {
 }
 
 fn request(turn: &Turn, prompt_tokens: u64, action: SessionAction) -> Request<'_> {
-    Request { turn, prompt_tokens, action, excluded: &[], attempt: 0, last_error: None, ticket: None }
+    Request { turn, prompt_tokens, action, excluded: &[], attempt: 0, last_error: None, ticket: None, wanted: None }
 }
 
 fn stopped(stop: &Stop) -> &'static str {

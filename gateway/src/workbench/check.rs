@@ -3,7 +3,7 @@
 use super::subject::{Subject, level_name, runtime};
 use serde_json::{Value, json};
 use std::fmt::Write;
-use turnstile_plugins::{Callback, Inspection, PluginServices};
+use turnstile_plugins::{Callback, Dialect, Inspection, PluginServices};
 
 /// The report about a module.
 pub struct CheckReport {
@@ -92,6 +92,9 @@ fn describe(inspection: &Inspection, json: &mut Value) {
     let mut warnings = Vec::new();
     if inspection.callbacks.is_ok() && !callbacks.contains(&Callback::RequestHeaders) {
         warnings.push("exports no proxy_on_request_headers: as a policy (phase admit or route) it is never asked");
+    }
+    if inspection.abi.as_ref().is_ok_and(|abi| abi.dialect() == Dialect::Higress) {
+        warnings.push("is made for Higress: in a configuration it needs `dialect = \"higress\"`, and it runs in the phase filter only");
     }
     json["warnings"] = json!(warnings);
 }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use turnstile_config::{Phase, PluginSource};
 use turnstile_plugins::{
-    CallCommand, LogLevel, LogLine, Plugin, PluginServices, PluginSpec, Runtime, RuntimeOptions, SharedState,
+    AbiVersion, CallCommand, LogLevel, LogLine, Plugin, PluginServices, PluginSpec, Runtime, RuntimeOptions,
+    SharedState,
 };
 
 /// Log lines that are kept.
@@ -98,10 +99,12 @@ impl Subject {
     /// As with [`Subject::start`].
     pub fn start_among(&self, runtime: &Runtime, callees: Callees) -> Result<Started, String> {
         // First, so that starting takes the time that it takes in a gateway with a warm cache.
-        runtime.inspect(&self.wasm).map_err(|e| format!("{}: {e}", self.path.display()))?;
+        let inspection = runtime.inspect(&self.wasm).map_err(|e| format!("{}: {e}", self.path.display()))?;
         let services = Arc::new(Services { callees, ..Services::default() });
-        let spec =
+        let mut spec =
             PluginSpec::new(self.name.as_str(), Arc::clone(&self.wasm)).with_configuration(self.configuration.clone());
+        // A tool takes a module for what it says it is.
+        spec.dialect = inspection.abi.map(AbiVersion::dialect).unwrap_or_default();
         let started = Instant::now();
         match Plugin::start(runtime, spec, Arc::clone(&services) as Arc<dyn PluginServices>) {
             Ok(plugin) => Ok(Started { plugin, services, took: started.elapsed() }),

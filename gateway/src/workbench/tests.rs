@@ -271,6 +271,26 @@ fn a_check_tells_what_a_module_may_do_and_what_keeps_it_from_running() {
 }
 
 #[test]
+fn a_check_knows_modules_made_for_higress() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.wasm");
+    let module = |marker: &str| {
+        let wat = format!(
+            r#"(module (import "env" "proxy_redis_call" (func (param i32 i32 i32 i32 i32) (result i32)))
+                 (memory (export "memory") 1) (func (export "proxy_abi_version_{marker}")))"#
+        );
+        fs::write(&path, wat::parse_str(wat).unwrap()).unwrap();
+        check::check(&Subject::read(&path, None).unwrap()).unwrap()
+    };
+    let report = module("0_2_100");
+    assert!(report.good && report.json["abi"] == "0.2.100", "{}", report.json);
+    assert!(report.text().contains("dialect = \"higress\""), "{}", report.text());
+    assert!(report.text().contains("    run Redis commands: env.proxy_redis_call"), "{}", report.text());
+    let report = module("0_2_1");
+    assert!(!report.good && report.text().contains("unknown import env.proxy_redis_call"), "{}", report.text());
+}
+
+#[test]
 fn a_compiled_module_is_what_a_gateway_loads() {
     let dir = tempfile::tempdir().unwrap();
     let wasm = guest(dir.path(), "", "");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use wasmtime::Linker;
 
 use super::{mistake, run};
-use crate::abi::{BufferType, Status};
+use crate::abi::{BufferType, Dialect, Status};
 use crate::guest_memory::{Call, Hostcall, bytes, check_writable, hand_over, split, store_u32, with_env};
 use crate::host::Host;
 
@@ -53,7 +53,7 @@ fn with_buffer<'c, R>(
             let arguments = call.data().foreign_arguments.clone();
             use_bytes(call, &arguments)
         }
-        BufferType::HttpCallResponseBody | BufferType::GrpcMessage => {
+        BufferType::HttpCallResponseBody | BufferType::GrpcMessage | BufferType::RedisReply => {
             let shown = Arc::clone(&call.data().shown);
             use_bytes(call, shown.buffer(buffer).ok_or(Status::NotFound)?)
         }
@@ -65,8 +65,17 @@ fn with_buffer<'c, R>(
     }
 }
 
-fn get(call: &mut Call<'_>, buffer: u32, start: u32, max: u32, pp: u32, np: u32) -> Hostcall {
+/// The buffer with a number, of those in the plugin's dialect.
+fn known(call: &mut Call<'_>, buffer: u32) -> Hostcall<BufferType> {
     let buffer = BufferType::from_u32(buffer).ok_or(Status::BadArgument)?;
+    if buffer == BufferType::RedisReply && call.data().plugin.spec.dialect != Dialect::Higress {
+        return Err(Status::BadArgument.into());
+    }
+    Ok(buffer)
+}
+
+fn get(call: &mut Call<'_>, buffer: u32, start: u32, max: u32, pp: u32, np: u32) -> Hostcall {
+    let buffer = known(call, buffer)?;
     // Other hosts refuse a range that overflows, which makes the Rust SDK panic; it can only mean "up to the end".
     if start.checked_add(max).is_none() && !call.data().lenient() {
         return Err(Status::BadArgument.into());
@@ -105,7 +114,7 @@ fn set(call: &mut Call<'_>, buffer: u32, start: u32, size: u32, p: u32, n: u32) 
 }
 
 fn status(call: &mut Call<'_>, buffer: u32, len_at: u32, flags_at: u32) -> Hostcall {
-    let buffer = BufferType::from_u32(buffer).ok_or(Status::BadArgument)?;
+    let buffer = known(call, buffer)?;
     check_writable(call, flags_at, 4)?;
     with_buffer(call, buffer, |call, bytes| {
         store_u32(call, len_at, u32::try_from(bytes.len()).unwrap_or(u32::MAX))?;

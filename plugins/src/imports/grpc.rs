@@ -157,7 +157,7 @@ fn cancel(call: &mut Call<'_>, token: u32) -> Hostcall {
             calls.outbox.push(Outgoing::Cancel(token));
             Ok(())
         }
-        Some(CallKind::Http) | None => Err(Status::NotFound.into()),
+        Some(CallKind::Http | CallKind::Redis) | None => Err(Status::NotFound.into()),
     }
 }
 
@@ -172,6 +172,6 @@ fn close(call: &mut Call<'_>, token: u32) -> Hostcall {
             Ok(())
         }
         Some(CallKind::GrpcUnary) => cancel(call, token),
-        Some(CallKind::Http) | None => Err(Status::NotFound.into()),
+        Some(CallKind::Http | CallKind::Redis) | None => Err(Status::NotFound.into()),
     }
 }

@@ -67,7 +67,7 @@ fn with_map<'c, R>(
         let shown = Arc::clone(&call.data().shown);
         return shown.map(map).map(|map| read(call, map));
     }
-    let hidden = call.data().plugin.spec.hidden_headers.of_map(map);
+    let hidden = call.data().plugin.spec.veiled_headers().of_map(map);
     with_env(call, |call, env| env.header_map(map).map(|map| read(call, &Veiled { map, hidden }))).flatten()
 }
 
@@ -142,7 +142,7 @@ fn change(
     apply: impl FnOnce(&[u8], &mut dyn HeaderPairs) -> Result<(), Status>,
 ) -> Hostcall {
     let (memory, host) = split(call)?;
-    let hidden = host.plugin.spec.hidden_headers.of_map(map);
+    let hidden = host.plugin.spec.veiled_headers().of_map(map);
     let target = if is_calls(map) { None } else { host.env().and_then(|env| env.header_map(map)) };
     let Some(target) = target else {
         return mistake(host, Status::BadArgument, format_args!("{map:?} written where there are none"));

@@ -3,6 +3,7 @@
 mod buffers;
 mod callouts;
 mod grpc;
+mod higress;
 mod maps;
 mod process;
 mod properties;
@@ -11,6 +12,8 @@ mod streams;
 mod wasi;
 
 use wasmtime::Linker;
+
+pub(crate) use higress::RedisOptions;
 
 use crate::abi::Status;
 use crate::guest_memory::{Call, Hostcall, Stop};
@@ -27,6 +30,11 @@ pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     callouts::link(linker)?;
     grpc::link(linker)?;
     wasi::link(linker)
+}
+
+/// Binds what Higress' dialect has beyond that.
+pub(crate) fn link_higress(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
+    higress::link(linker)
 }
 
 /// Runs a hostcall that needs a callback to be running.

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use wasmtime::Linker;
 
 use super::{mistake, run};
-use crate::abi::Status;
+use crate::abi::{Dialect, MapType, Status};
 use crate::guest_memory::{Call, Hostcall, bytes, hand_over, split, with_env};
 use crate::host::Host;
+use crate::pairs;
+use crate::secret_headers::Veiled;
 
 /// Longest property path, bytes.
 const MAX_PATH: usize = 4096;
@@ -43,10 +45,30 @@ fn get(call: &mut Call<'_>, path: (u32, u32), pp: u32, np: u32) -> Hostcall {
 fn find(call: &mut Call<'_>, path: (u32, u32), path_room: &mut Vec<u8>, pp: u32, np: u32) -> Hostcall {
     path_room.extend_from_slice(clean(bytes(split(call)?.0, path.0, path.1)?)?);
     let path = path_room.as_slice();
-    if call.data().plugin.spec.hidden_headers.contains_property(path) {
+    if call.data().plugin.spec.veiled_headers().contains_property(path) {
         return Err(Status::NotFound.into());
     }
-    let in_stream = with_env(call, |call, env| env.property(path).map(|value| hand_over(call, &value, pp, np)));
+    if let Some(map) = whole_map(path) {
+        let hidden = call.data().plugin.spec.veiled_headers();
+        let veiled = with_env(call, |call, env| {
+            let map = env.header_map(map).filter(|map| hidden.count(*map) > 0)?;
+            let mut shown = Vec::new();
+            pairs::write(&Veiled { map, hidden }, &mut shown);
+            Some(hand_over(call, &shown, pp, np))
+        });
+        if let Some(Some(handed)) = veiled {
+            return handed;
+        }
+    }
+    let as_higress = path == b"cluster_name" && call.data().plugin.spec.dialect == Dialect::Higress;
+    let in_stream = with_env(call, |call, env| {
+        let value = env.property(path)?;
+        if as_higress {
+            let name = String::from_utf8_lossy(&value);
+            return Some(hand_over(call, format!("outbound|80||{name}.static").as_bytes(), pp, np));
+        }
+        Some(hand_over(call, &value, pp, np))
+    });
     if let Some(Some(handed)) = in_stream {
         return handed;
     }
@@ -60,6 +82,18 @@ fn find(call: &mut Call<'_>, path: (u32, u32), path_room: &mut Vec<u8>, pp: u32,
     }
     let value = plugin.services.property(&spec.name, path).ok_or(Status::NotFound)?;
     hand_over(call, &value, pp, np)
+}
+
+/// The map that a property shows as a whole, hidden headers and all, if it does.
+fn whole_map(path: &[u8]) -> Option<MapType> {
+    let at = path.iter().position(|b| matches!(b, b'.' | 0))?;
+    match (path.get(..at)?, path.get(at + 1..)?) {
+        (b"request", b"headers") => Some(MapType::RequestHeaders),
+        (b"request", b"trailers") => Some(MapType::RequestTrailers),
+        (b"response", b"headers") => Some(MapType::ResponseHeaders),
+        (b"response", b"trailers") => Some(MapType::ResponseTrailers),
+        _ => None,
+    }
 }
 
 fn set(call: &mut Call<'_>, path: (u32, u32), value: (u32, u32)) -> Hostcall {

@@ -1,6 +1,6 @@
 //! What a plugin may not see or call unless it was granted.
 
-use turnstile_plugins::{HttpEnv, Lent, SecretHeaders};
+use turnstile_plugins::{Dialect, HttpEnv, Lent, SecretHeaders, TARGET_HEADERS};
 
 use crate::rig::{Guest, Rig, header, map, request, results};
 
@@ -109,4 +109,41 @@ fn imports_that_are_not_allowed_answer_so_and_do_nothing() {
     assert_eq!(results(&env), [10, 76, 0]);
     assert_eq!(header(&env, "x"), None);
     assert_eq!(rig.lines().len(), 1, "said once");
+}
+
+#[test]
+fn a_whole_map_as_a_property_shows_no_more_than_the_map() {
+    let reads = "(call $put (call $get_property (i32.const 100) (i32.const 15) (i32.const 0) (i32.const 4)))
+                 (call $put (i32.load (i32.load (i32.const 0))))";
+    let rig = Guest::on_request_headers(reads).also(r#"(data (i32.const 100) "request\00headers")"#).start();
+    assert_eq!(rig.results(&mut secret_request()), [0, 7], "7 pairs of 9");
+}
+
+/// A guest that names a host in a request's headers and reads it back.
+fn targets() -> Guest {
+    Guest::on_request_headers(
+        "(call $put (local.get $n))
+         (call $put (call $replace_header (i32.const 0) (i32.const 100) (i32.const 24) (i32.const 160) (i32.const 1)))
+         (call $put (call $get_header (i32.const 0) (i32.const 100) (i32.const 24) (i32.const 0) (i32.const 4)))",
+    )
+    .also(r#"(data (i32.const 100) "X-Higress-Target-Cluster") (data (i32.const 160) "x")"#)
+}
+
+#[test]
+fn headers_that_name_a_host_are_for_plugins_of_higress_only() {
+    let name = TARGET_HEADERS[2];
+    let with_one = || {
+        let mut env = request();
+        env.request.as_mut().unwrap().fields.fields.insert(name, "theirs".parse().unwrap());
+        env
+    };
+    let mut env = with_one();
+    assert_eq!(targets().start().results(&mut env), [7, 0, 1], "absent, and writing it does nothing");
+    assert_eq!(header(&env, name).unwrap(), b"theirs");
+
+    let mut spec = targets().spec();
+    spec.dialect = Dialect::Higress;
+    let mut env = with_one();
+    assert_eq!(Rig::start(spec).unwrap().results(&mut env), [8, 0, 0]);
+    assert_eq!(header(&env, name).unwrap(), b"x");
 }

@@ -181,8 +181,16 @@ impl Rig {
         if !matches!(policies.run(Phase::Admit, &builtin), Verdict::Go) {
             return Err("a policy refused the turn".into());
         }
-        let request =
-            Request { turn, prompt_tokens, action, excluded: &[], attempt: 0, last_error: None, ticket: None };
+        let request = Request {
+            turn,
+            prompt_tokens,
+            action,
+            excluded: &[],
+            attempt: 0,
+            last_error: None,
+            ticket: None,
+            wanted: None,
+        };
         let mut placed = match placement::place(&self.fleet, generation, pool, &request, &mut policies) {
             Ok(placed) => placed,
             Err(NoPlace::NoWorker) => return Err("no worker".into()),

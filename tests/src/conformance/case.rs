@@ -70,6 +70,9 @@ pub struct PluginCase {
     pub program: Option<String>,
     /// When it runs, in the gateway: `filter`, or one of its phases for policies.
     pub phase: Option<Phase>,
+    /// The host that the module was made for.
+    #[serde(default)]
+    pub dialect: Dialect,
     /// More keys of the configuration.
     #[serde(default)]
     pub config: serde_json::Map<String, Value>,
@@ -103,6 +106,17 @@ pub struct PluginCase {
     /// More keys of the plugin's table in the gateway's configuration.
     #[serde(default)]
     pub options: BTreeMap<String, toml::Value>,
+}
+
+/// The host that a module was made for.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Dialect {
+    /// Any that follows the ABI.
+    #[default]
+    Standard,
+    /// Higress.
+    Higress,
 }
 
 /// What a plugin's fault means for its request.
@@ -250,6 +264,8 @@ pub struct Answer {
     pub verify: bool,
     /// Messages of a gRPC answer, in the place of the body.
     pub grpc: Option<Vec<String>>,
+    /// A Redis server's reply to every command, in RESP, in the place of an HTTP answer.
+    pub redis: Option<String>,
     /// Something else than an answer.
     pub instead: Option<Instead>,
 }
@@ -415,6 +431,7 @@ impl Default for PluginCase {
             module: probe_module(),
             program: None,
             phase: None,
+            dialect: Dialect::default(),
             config: serde_json::Map::new(),
             vm_config: String::new(),
             vm_id: None,
@@ -472,6 +489,7 @@ impl Default for Answer {
             tls: None,
             verify: true,
             grpc: None,
+            redis: None,
             instead: None,
         }
     }

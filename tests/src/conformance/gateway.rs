@@ -1,6 +1,6 @@
 //! The gateway, in this process, with an upstream, callees and clients on real sockets.
 
-use super::case::{Ask, Case, OnError, Phase, PluginCase, Protocol, Step};
+use super::case::{Ask, Case, Dialect, OnError, Phase, PluginCase, Protocol, Step};
 use super::client;
 use super::guests::Guests;
 use super::lines::{guest_line, named};
@@ -146,6 +146,9 @@ fn chain_text(
         }
         if case.isolated {
             text = text.key("isolation = \"stream\"");
+        }
+        if case.dialect == Dialect::Higress {
+            text = text.key("dialect = \"higress\"");
         }
         if let Some(mib) = case.memory_mib {
             text = text.key(format!("memory_mib = {mib}"));

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -76,9 +76,15 @@ impl Server {
         self.addr
     }
 
-    /// `http://host:port`, or `https://host:port`.
+    /// `http://host:port`, `https://host:port` or `redis://host:port`.
     pub fn url(&self) -> String {
-        let scheme = if self.script.answer.lock().tls.is_some() { "https" } else { "http" };
+        let answer = self.script.answer.lock();
+        let scheme = match (&answer.redis, &answer.tls) {
+            (Some(_), _) => "redis",
+            (None, Some(_)) => "https",
+            (None, None) => "http",
+        };
+        drop(answer);
         format!("{scheme}://{}", self.addr)
     }
 
@@ -130,12 +136,56 @@ fn acceptor() -> TlsAcceptor {
     TlsAcceptor::from(Arc::new(config))
 }
 
+/// A Redis server that has one reply for every command. A command is remembered as the body of what it got.
+async fn redis(mut stream: impl AsyncRead + AsyncWrite + Unpin, script: Arc<Script>) {
+    let mut read = Vec::new();
+    loop {
+        let mut piece = [0; 4096];
+        match stream.read(&mut piece).await {
+            Ok(0) | Err(_) => return,
+            Ok(n) => read.extend_from_slice(&piece[..n]),
+        }
+        while let Some(end) = end_of_command(&read) {
+            let command = read.drain(..end).collect();
+            script.got.lock().push(Recorded { body: command, ..Recorded::default() });
+            let (reply, instead) = {
+                let answer = script.answer.lock();
+                (answer.redis.clone().unwrap_or_default(), answer.instead)
+            };
+            match instead {
+                None => drop(stream.write_all(&value_bytes(&reply)).await),
+                Some(Instead::Garbage) => drop(stream.write_all(b"no RESP at all\r\n").await),
+                Some(Instead::Close) => return,
+                Some(Instead::Silence | Instead::Refuse) => {}
+            }
+        }
+    }
+}
+
+/// Where the first command ends, an array of bulk strings, if all of it is there.
+fn end_of_command(bytes: &[u8]) -> Option<usize> {
+    let number = |from: usize| {
+        let end = from + bytes.get(from..)?.windows(2).position(|pair| pair == b"\r\n")?;
+        let number: usize = std::str::from_utf8(bytes.get(from + 1..end)?).ok()?.parse().ok()?;
+        Some((number, end + 2))
+    };
+    let (words, mut end) = number(0)?;
+    for _ in 0..words {
+        let (length, after) = number(end)?;
+        end = after + length + 2;
+    }
+    (bytes.len() >= end).then_some(end)
+}
+
 /// `name`: what a TLS client has asked for.
 async fn serve(
     mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     script: Arc<Script>,
     name: Option<String>,
 ) {
+    if script.answer.lock().redis.is_some() {
+        return redis(stream, script).await;
+    }
     if !script.probed && script.answer.lock().instead == Some(Instead::Garbage) {
         // Whoever called may be gone already.
         let _ = stream.write_all(b"no HTTP\r\n\r\n").await;

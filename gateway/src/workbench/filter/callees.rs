@@ -69,6 +69,14 @@ impl Callees {
                     // A fault of the guest is seen in what becomes of its stream. So below.
                     let _ = handle.http(next.ok_or_else(|| "there is no answer to it in the file".to_owned()));
                 }
+                Callout::Redis(call) => {
+                    self.show(json!({
+                        "upstream": call.upstream,
+                        "redis_bytes": call.command.len(),
+                        "reply": Value::Null,
+                    }));
+                    let _ = handle.redis(Err("calls to Redis are not answered here".to_owned()));
+                }
                 Callout::Grpc(call) => {
                     self.show(json!({
                         "upstream": call.upstream,

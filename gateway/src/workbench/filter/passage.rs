@@ -101,13 +101,34 @@ impl<'a> Passage<'a> {
             Side::Response => stream.on_response_headers(env, ends),
         })?;
         if paused(side, &outcome) {
-            self.wait(side)?;
+            self.stopped(side, &outcome, ends)?;
         }
         if self.ended[side as usize] {
             return Ok(());
         }
         let held = self.body(side, &message.pieces, last)?;
-        if last { Ok(()) } else { self.trailers(side, message, held) }
+        if last || self.ended[side as usize] { Ok(()) } else { self.trailers(side, message, held) }
+    }
+
+    /// The filter has stopped at the head. In Higress' dialect that may be until the body comes.
+    fn stopped(&mut self, side: Side, outcome: &CallOutcome, ends: bool) -> Result<(), End> {
+        let callback = match side {
+            Side::Request => Callback::RequestBody,
+            Side::Response => Callback::ResponseBody,
+        };
+        if !outcome.body_goes_on || (ends && (self.stream.has_calls() || !self.started.plugin.exports(callback))) {
+            return self.wait(side);
+        }
+        if !ends {
+            return Ok(());
+        }
+        self.put(side, Bytes::new());
+        let facts = json!({"size": 0, "end_of_stream": true});
+        let outcome = self.call(side, callback, facts, |stream, env| match side {
+            Side::Request => stream.on_request_body(env, 0, true),
+            Side::Response => stream.on_response_body(env, 0, true),
+        })?;
+        if paused(side, &outcome) { self.wait(side) } else { Ok(()) }
     }
 
     /// The body, piece by piece. What is held at its end, before trailers.
@@ -119,6 +140,10 @@ impl<'a> Passage<'a> {
         let most = self.started.plugin.spec().limits.held_body_bytes;
         let mut held: Option<Bytes> = None;
         for (at, piece) in pieces.iter().enumerate() {
+            // It has put a last piece of its own into the answer.
+            if self.ended[side as usize] {
+                return Ok(None);
+            }
             let end = at + 1 == pieces.len() && last;
             self.came(side, piece.len());
             if !self.started.plugin.exports(callback) {
@@ -153,7 +178,9 @@ impl<'a> Passage<'a> {
                 }
             }
             let piece = self.take(side);
-            self.out.extend_from_slice(&piece);
+            if !self.ended[side as usize] {
+                self.out.extend_from_slice(&piece);
+            }
         }
         Ok(held)
     }
@@ -231,6 +258,12 @@ impl<'a> Passage<'a> {
             return Err(End::Close);
         }
         self.ended[side as usize] |= effects.end_stream;
+        if side == Side::Response {
+            for piece in &effects.injected {
+                self.out.extend_from_slice(&piece.data);
+                self.ended[side as usize] |= piece.end;
+            }
+        }
         Ok(())
     }
 

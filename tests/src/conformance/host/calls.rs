@@ -1,6 +1,6 @@
 //! Calls that guests make of the host library: answered here as the test's callees would.
 
-use crate::conformance::case::{Answer, Instead};
+use crate::conformance::case::{Answer, Instead, value_bytes};
 use crate::conformance::observed::Recorded;
 use crate::conformance::server::{fields, header_map};
 use bytes::Bytes;
@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use turnstile_plugins::{
     CallCommand, CallHandle, CallId, Callout, GRPC_UNAVAILABLE, GrpcCallout, GrpcEvent, HttpCallout, HttpReply,
+    RedisCallout,
 };
 
 /// The callees of a test.
@@ -20,13 +21,20 @@ pub struct Calls {
     got: Mutex<BTreeMap<String, Vec<Recorded>>>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Http,
+    Grpc,
+    Redis,
+}
+
 /// A call that has not been answered.
 struct Open {
     handle: CallHandle,
     upstream: String,
     got: Recorded,
     answer: Answer,
-    is_http: bool,
+    kind: Kind,
     /// Nobody answers; at this time the caller's patience ends.
     ends_ms: Option<u64>,
 }
@@ -37,9 +45,14 @@ impl Calls {
         Self { callees, ..Self::default() }
     }
 
-    /// Whether there is such a callee.
+    /// Whether there is such a callee, and it speaks HTTP.
     pub fn knows(&self, upstream: &str) -> bool {
-        self.callees.contains_key(upstream)
+        self.callees.get(upstream).is_some_and(|answer| answer.redis.is_none())
+    }
+
+    /// Whether there is such a callee, and it speaks Redis' protocol.
+    pub fn knows_redis(&self, upstream: &str) -> bool {
+        self.callees.get(upstream).is_some_and(|answer| answer.redis.is_some())
     }
 
     /// What a guest asked, to be done when no guest runs.
@@ -82,13 +95,18 @@ impl Calls {
         let (upstream, got, timeout, streams) = match &callout {
             Callout::Http(call) => (call.upstream.clone(), http_request(call), call.timeout, false),
             Callout::Grpc(call) => (call.upstream.clone(), grpc_request(call), call.timeout, call.message.is_none()),
+            Callout::Redis(call) => (call.upstream.clone(), redis_request(call), call.timeout, false),
         };
         let Some(answer) = self.callees.get(&upstream).cloned() else { return };
         let silent = answer.instead == Some(Instead::Silence);
         let patience = timeout.map_or(10_000, |timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
         let ends_ms = silent.then(|| now_ms.saturating_add(patience));
-        let is_http = matches!(callout, Callout::Http(_));
-        let open = Open { handle, upstream, got, answer, is_http, ends_ms };
+        let kind = match callout {
+            Callout::Http(_) => Kind::Http,
+            Callout::Grpc(_) => Kind::Grpc,
+            Callout::Redis(_) => Kind::Redis,
+        };
+        let open = Open { handle, upstream, got, answer, kind, ends_ms };
         match (silent, streams) {
             (false, false) => self.answer(open),
             (true, false) => {
@@ -118,8 +136,13 @@ impl Calls {
         if open.answer.instead.is_some() {
             return fail(open, "the connection failed");
         }
-        let Open { mut handle, answer, is_http, got, .. } = open;
-        if is_http {
+        let Open { mut handle, answer, kind, got, .. } = open;
+        if kind == Kind::Redis {
+            let reply = value_bytes(answer.redis.as_deref().unwrap_or_default());
+            let _ = handle.redis(Ok(Bytes::from(reply)));
+            return;
+        }
+        if kind == Kind::Http {
             let body = if got.method == "HEAD" { Vec::new() } else { answer.body.whole() };
             let reply = HttpReply {
                 status: StatusCode::from_u16(answer.status).unwrap_or_default(),
@@ -150,12 +173,13 @@ impl Calls {
 }
 
 fn fail(open: Open, reason: &str) {
-    let Open { mut handle, is_http, .. } = open;
-    if is_http {
-        let _ = handle.http(Err(reason.to_owned()));
-    } else {
-        let _ = handle.grpc(GrpcEvent::Close { status: GRPC_UNAVAILABLE, message: reason.to_owned() });
-    }
+    let Open { mut handle, kind, .. } = open;
+    let reason = reason.to_owned();
+    let _ = match kind {
+        Kind::Http => handle.http(Err(reason)),
+        Kind::Redis => handle.redis(Err(reason)),
+        Kind::Grpc => handle.grpc(GrpcEvent::Close { status: GRPC_UNAVAILABLE, message: reason }).map(|_| ()),
+    };
 }
 
 fn http_request(call: &HttpCallout) -> Recorded {
@@ -168,6 +192,17 @@ fn http_request(call: &HttpCallout) -> Recorded {
         body: call.body.to_vec(),
         trailers: fields(&call.trailers),
     }
+}
+
+/// The command as it goes over the wire.
+fn redis_request(call: &RedisCallout) -> Recorded {
+    let mut body = format!("*{}\r\n", call.command.len()).into_bytes();
+    for word in &call.command {
+        body.extend(format!("${}\r\n", word.len()).into_bytes());
+        body.extend_from_slice(word);
+        body.extend_from_slice(b"\r\n");
+    }
+    Recorded { body, ..Recorded::default() }
 }
 
 fn grpc_request(call: &GrpcCallout) -> Recorded {

@@ -23,6 +23,8 @@ pub enum Said {
     Pause(Bytes),
     /// It waits with these bytes under flow control: they are not shown again.
     Keep(Bytes),
+    /// Headers wait, and the body comes to the filter all the same.
+    PauseHeaders,
     /// The headers go on, and nothing after them.
     EndStream,
     /// The message is not for this chain any more.
@@ -48,6 +50,10 @@ struct Place {
     queue: VecDeque<Piece>,
     /// Headers or trailers that wait until the filter continues.
     stopped: Option<Piece>,
+    /// Headers that wait until the filter continues, by a body or otherwise.
+    headers: Option<Piece>,
+    /// It has ended the message with a piece of its own.
+    closed: bool,
     held: Vec<u8>,
     /// Held bytes in front of those, which are not shown again.
     kept: Vec<u8>,
@@ -104,12 +110,38 @@ impl Chain {
     /// The message ended.
     pub fn resume(&mut self, at: usize, say: &mut dyn FnMut(usize, &Piece) -> Said) -> Result<(), End> {
         let Some(place) = self.places.get_mut(at) else { return Ok(()) };
-        if let Some(piece) = place.stopped.take() {
+        if let Some(headers) = place.headers.take() {
+            self.pass(at + 1, headers);
+            self.release(at);
+        } else if let Some(piece) = place.stopped.take() {
             self.release(at);
             self.pass(at + 1, piece);
         } else if place.holds {
             self.release(at);
         }
+        self.run(say)
+    }
+
+    /// A filter puts a piece of its own behind what it has let go.
+    ///
+    /// # Errors
+    /// The message ended.
+    pub fn inject(
+        &mut self,
+        at: usize,
+        data: Bytes,
+        end: bool,
+        say: &mut dyn FnMut(usize, &Piece) -> Said,
+    ) -> Result<(), End> {
+        let Some(place) = self.places.get_mut(at) else { return Ok(()) };
+        if place.closed {
+            return Ok(());
+        }
+        place.closed = end;
+        if let Some(headers) = place.headers.take() {
+            self.pass(at + 1, headers);
+        }
+        self.pass(at + 1, Piece::Data(data, end));
         self.run(say)
     }
 
@@ -128,7 +160,7 @@ impl Chain {
         let mut held = std::mem::take(&mut place.kept);
         held.append(&mut place.held);
         let end = std::mem::take(&mut place.held_end);
-        if !held.is_empty() || end {
+        if !place.closed && (!held.is_empty() || end) {
             self.pass(at + 1, Piece::Data(held.into(), end));
         }
     }
@@ -159,14 +191,29 @@ impl Chain {
                 self.pass(at + 1, Piece::Headers(true));
                 self.ended = true;
             }
-            (Piece::Data(_, end), Said::Continue(bytes)) => {
-                let mut whole = Vec::new();
+            (Piece::Headers(end), Said::PauseHeaders) => {
                 if let Some(place) = self.places.get_mut(at) {
-                    (place.holds, place.full) = (false, false);
-                    whole.append(&mut place.kept);
+                    place.headers = Some(Piece::Headers(end));
+                    if end {
+                        // No body is on its way: the filter is told so.
+                        place.queue.push_front(Piece::Data(Bytes::new(), true));
+                    }
                 }
+            }
+            (Piece::Data(_, end), Said::Continue(bytes)) => {
+                let Some(place) = self.places.get_mut(at) else { return Ok(()) };
+                (place.holds, place.full) = (false, false);
+                let mut whole = std::mem::take(&mut place.kept);
                 whole.extend_from_slice(&bytes);
-                self.pass(at + 1, Piece::Data(whole.into(), end));
+                let closed = place.closed;
+                let headers = place.headers.take();
+                let bodiless = headers == Some(Piece::Headers(true));
+                if let Some(headers) = headers {
+                    self.pass(at + 1, headers);
+                }
+                if !closed && !bodiless {
+                    self.pass(at + 1, Piece::Data(whole.into(), end));
+                }
             }
             (Piece::Data(_, end), Said::Pause(bytes)) => {
                 if let Some(place) = self.places.get_mut(at) {
@@ -194,6 +241,9 @@ impl Chain {
             }
             (piece, _) => {
                 if piece == Piece::Trailers {
+                    if let Some(headers) = self.places.get_mut(at).and_then(|place| place.headers.take()) {
+                        self.pass(at + 1, headers);
+                    }
                     self.release(at);
                 }
                 self.pass(at + 1, piece);

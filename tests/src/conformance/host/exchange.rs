@@ -12,8 +12,12 @@ use parking_lot::{Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use turnstile_plugins::{
-    Body, CallResult, Effects, FieldMap, HeaderPairs, HttpEnv, Lent, LocalResponse, RequestMap, ResponseMap, Stream,
+    Body, CallResult, Effects, FieldMap, HeaderPairs, HttpEnv, Injected, Lent, LocalResponse, RequestMap, ResponseMap,
+    Stream,
 };
+
+/// The one host that requests can go to.
+const HOST: &str = r#"{"health_status":"Healthy","metrics":"vllm:num_requests_waiting{model_name=\"m\"} 0\n"}"#;
 
 /// What came of an exchange.
 pub struct Outcome {
@@ -40,6 +44,8 @@ struct Exchange<'a> {
     leaves_at: Option<&'a str>,
     began: usize,
     left: bool,
+    /// What filters have put into the answer's body, with their place.
+    injected: Vec<(usize, Injected)>,
     /// What left the chain: headers that were sent cannot be changed any more.
     sent_request: Option<RequestMap>,
     sent_response: Option<ResponseMap>,
@@ -71,7 +77,8 @@ pub fn run(rig: &Rig, ask: &Ask, answer: &Answer, hint: usize) -> Result<Outcome
     let method = Method::from_bytes(ask.method.as_bytes()).map_err(|error| error.to_string())?;
     let map = RequestMap::new(method, ask.path.clone(), Bytes::new(), request);
     let began = rig.services.lines.lock().len();
-    let env = Lent::new(HttpEnv::request(map));
+    let hosts = [("203.0.113.7:30000".to_owned(), HOST.to_owned())];
+    let env = Lent::new(HttpEnv { hosts: Some(hosts.into()), ..HttpEnv::request(map) });
     let mut exchange = Exchange {
         rig,
         turn: rig.turns.as_ref().map(Mutex::lock),
@@ -81,6 +88,7 @@ pub fn run(rig: &Rig, ask: &Ask, answer: &Answer, hint: usize) -> Result<Outcome
         leaves_at: ask.leaves_at.as_deref(),
         began,
         left: false,
+        injected: Vec::new(),
         sent_request: None,
         sent_response: None,
     };
@@ -199,6 +207,7 @@ impl Exchange<'_> {
                 && let Some(piece) = pieces.next()
             {
                 chain.push(piece, &mut |at, piece| self.ask(side, &order, at, piece)).map_err(Broke::End)?;
+                self.inject(side, &order, &mut chain)?;
             }
             if chain.is_through() {
                 break;
@@ -215,6 +224,10 @@ impl Exchange<'_> {
                 }
                 if effects.close_downstream || effects.close_upstream {
                     return Err(Broke::End(End::Closed));
+                }
+                if side == Side::Response {
+                    self.injected.extend(effects.injected.into_iter().map(|piece| (at, piece)));
+                    self.inject(side, &order, &mut chain)?;
                 }
                 let continues = match side {
                     Side::Request => effects.continue_request,
@@ -326,14 +339,47 @@ impl Exchange<'_> {
         if effects.close_downstream || effects.close_upstream {
             return Said::Stop(End::Closed);
         }
+        let injected = if side == Side::Response { outcome.effects.injected.as_slice() } else { &[] };
+        let ends = injected.iter().any(|piece| piece.end);
+        let goes_on = !outcome.paused_response() && matches!(piece, Piece::Data(..));
+        if goes_on && !ends && !injected.is_empty() {
+            // In front of what goes on.
+            let pieces = injected.iter().map(|piece| &piece.data[..]).chain([&bytes[..]]);
+            return Said::Continue(pieces.collect::<Vec<_>>().concat().into());
+        }
+        self.injected.extend(injected.iter().cloned().map(|piece| (at, piece)));
+        if goes_on && ends {
+            // What goes on comes too late.
+            return Said::Pause(Bytes::new());
+        }
         let paused = match side {
             Side::Request => outcome.paused_request(),
             Side::Response => outcome.paused_response(),
         };
+        if paused
+            && outcome.body_goes_on
+            && (!matches!(piece, Piece::Headers(true)) || !stream_calls(&self.streams, plugin))
+        {
+            return Said::PauseHeaders;
+        }
         if paused {
             return if outcome.flow_control { Said::Keep(bytes) } else { Said::Pause(bytes) };
         }
-        if effects.end_stream { Said::EndStream } else { Said::Continue(bytes) }
+        if effects.end_stream {
+            return Said::EndStream;
+        }
+        Said::Continue(bytes)
+    }
+
+    /// What filters have put into the answer's body goes on.
+    fn inject(&mut self, side: Side, order: &[usize], chain: &mut Chain) -> Result<(), Broke> {
+        while !self.injected.is_empty() {
+            let (at, piece) = self.injected.remove(0);
+            chain
+                .inject(at, piece.data, piece.end, &mut |at, piece| self.ask(side, order, at, piece))
+                .map_err(Broke::End)?;
+        }
+        Ok(())
     }
 
     fn client_left(&self) -> bool {
@@ -381,6 +427,10 @@ impl Exchange<'_> {
             }
         }
     }
+}
+
+fn stream_calls(streams: &[Option<Stream>], at: usize) -> bool {
+    streams.get(at).and_then(Option::as_ref).is_some_and(Stream::has_calls)
 }
 
 /// RFC 9110, 15.3.5 and 15.4.5: these never have a body.

@@ -4,7 +4,7 @@ mod calls;
 mod chain;
 mod exchange;
 
-use super::case::{Case, OnError, PluginCase, Restart, Start, Step};
+use super::case::{Case, Dialect, OnError, PluginCase, Restart, Start, Step};
 use super::guests::Guests;
 use super::lines::{guest_line, named};
 use super::observed::{Observed, missing, same_lines};
@@ -77,6 +77,10 @@ impl PluginServices for Services {
 
     fn has_upstream(&self, _: &str, upstream: &str) -> bool {
         self.calls.knows(upstream)
+    }
+
+    fn has_redis(&self, _: &str, upstream: &str) -> bool {
+        self.calls.knows_redis(upstream)
     }
 
     fn call_out(&self, _: &str, command: CallCommand) {
@@ -394,6 +398,10 @@ fn spec(case: &PluginCase, wasm: Vec<u8>) -> PluginSpec {
     spec.vm_configuration = case.vm_config.clone().into_bytes();
     spec.environment = case.environment.clone().into_iter().collect();
     spec.stream_isolation = case.isolated;
+    spec.dialect = match case.dialect {
+        Dialect::Standard => turnstile_plugins::Dialect::Standard,
+        Dialect::Higress => turnstile_plugins::Dialect::Higress,
+    };
     spec.limits.callback_deadline_ms = case.callback_ms.unwrap_or(AMPLE_MS);
     spec.limits.configure_deadline_ms = case.start_ms.unwrap_or(AMPLE_MS);
     if let Some(vm_id) = &case.vm_id {
