@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
+scripts/redis.sh
 if cargo nextest --version >/dev/null 2>&1; then
   cargo nextest run --locked --manifest-path policies/Cargo.toml --target-dir "$target/policies" "$@"
   cargo test --locked --quiet --doc --workspace

@@ -32,6 +32,8 @@ mod filter_ends;
 mod filter_pauses;
 mod filters;
 mod flow_control;
+mod higress;
+mod higress_redis;
 mod hints;
 mod plugin_faults;
 mod policies;
