@@ -8,7 +8,7 @@ TURNSTILE := $(TARGET_DIR)/debug/turnstile
 # (PROGRAMS="cargo build --locked --workspace --bins --tests"), hardly anything is left to build.
 PROGRAMS ?= $(CARGO) build --locked -p turnstile -p turnstile-tests --bins
 
-.PHONY: help demo build test lint deny policies conformance policy-journey bench soak swaps session-sim test-sglang docs setup fuzz bench-plugins compare-envoy
+.PHONY: help demo build test lint deny policies conformance policy-journey bench soak swaps session-sim test-sglang docs setup fuzz bench-plugins compare-envoy third-party
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,10 @@ bench-plugins: setup ## CPU of plugins: none, the policies, filters; ENVOY=FILE 
 
 compare-envoy: build ## one filter, asked the same here and on Envoy, every difference explained (downloads 37 MB once)
 	tests/envoy/run.sh --markdown docs/envoy.md
+
+third-party: setup ## other people's plugins as they are, by checksum, asked what they are for (downloads 27 MB once; needs pip, redis-server)
+	$(PROGRAMS)
+	tests/third-party/run.sh
 
 test-sglang: build ## the same conversation against a real SGLang on CPU (downloads about 6 GB once)
 	tests/sglang/run.sh
