@@ -50,7 +50,7 @@ fuzz: ## fuzz every target for FUZZ_SECONDS (60) each; FUZZ="body_scan config" p
 	scripts/fuzz.sh $(FUZZ)
 
 bench: setup ## CPU per request beside a plain pingora proxy (release build)
-	$(CARGO) build --release --locked -p turnstile -p turnstile-tests --bins
+	$(CARGO) build --release --locked -p turnstile -p turnstile-tests --bin turnstile --bin turnstile-bench
 	$(TARGET_DIR)/release/turnstile-bench $(BENCH_FLAGS)
 
 soak: setup ## 20 minutes (SOAK_MINUTES) of agents on failing workers; memory, files, tasks and sessions end where they began
@@ -65,7 +65,7 @@ session-sim: setup ## random schedules of sessions against faults in virtual tim
 	$(TARGET_DIR)/debug/turnstile-session-sim --first $(or $(FIRST),0) --seeds $(or $(SEEDS),5000)
 
 bench-plugins: setup ## CPU of plugins: none, the policies, filters; ENVOY=FILE measures an Envoy with the same filters beside them
-	$(CARGO) build --release --locked -p turnstile -p turnstile-tests --bins
+	$(CARGO) build --release --locked -p turnstile -p turnstile-tests --bin turnstile --bin turnstile-bench
 	$(TARGET_DIR)/release/turnstile-bench --plugins $(if $(ENVOY),--envoy $(ENVOY)) $(BENCH_FLAGS)
 
 compare-envoy: build ## one filter, asked the same here and on Envoy, every difference explained (downloads 37 MB once)

@@ -90,6 +90,11 @@ find_clang
 lay c "$here"/sdk-c/turnstile.h
 find_go
 lay go "$here"/sdk-go/*.go
+(
+    cd "$here/test-guests/noop-go"
+    GOOS=wasip1 GOARCH=wasm "$GO" build -trimpath -buildvcs=false -ldflags "-s -w -buildid=" -buildmode=c-shared \
+        -o "$dist/test/noop-go.wasm" .
+)
 find_npm
 lay as "$here"/sdk-as/*.ts
 

@@ -12,8 +12,11 @@ use std::process::Stdio;
 use tokio::process::{Child, Command};
 use turnstile_tests::process::Gateway;
 
-/// A module that does nothing, built from the public Rust SDK.
-const NO_OP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../policies/dist/test/noop.wasm");
+/// Modules that do nothing: one built from the public Rust SDK, and one in Go.
+const NO_OPS: [(&str, &str); 2] = [
+    ("Rust no-op", concat!(env!("CARGO_MANIFEST_DIR"), "/../policies/dist/test/noop.wasm")),
+    ("Go no-op", concat!(env!("CARGO_MANIFEST_DIR"), "/../policies/dist/test/noop-go.wasm")),
+];
 
 /// A proxy that runs.
 struct Proxy {
@@ -39,7 +42,7 @@ pub async fn measure(
     filters: &[(String, PathBuf)],
     envoy: Option<&Path>,
 ) -> Result<String, String> {
-    let mut modules = vec![("Rust no-op".to_owned(), PathBuf::from(NO_OP))];
+    let mut modules: Vec<_> = NO_OPS.iter().map(|(name, file)| ((*name).to_owned(), PathBuf::from(file))).collect();
     modules.extend_from_slice(filters);
     for (name, file) in &mut modules {
         *file = file.canonicalize().map_err(|e| format!("the module of {name}: {}: {e}", file.display()))?;

@@ -1,0 +1,3 @@
+module example.com/noop
+
+go 1.24
