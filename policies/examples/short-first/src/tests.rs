@@ -47,12 +47,12 @@ fn tool_calls_are_counted() -> Result<(), String> {
 
 #[test]
 fn the_tenant_that_was_quiet_longest_is_forgotten() -> Result<(), String> {
-    let hosts = ["a", "b", "c"].map(host);
+    let [a, b, c] = ["a", "b", "c"].map(host);
     let mut policy: ShortFirst = host("a").configure(r#"{"tenants": 2}"#)?;
-    for at in [0, 1, 0, 2] {
-        answer(&hosts[at], &mut policy, 10);
+    for host in [&a, &b, &a, &c] {
+        answer(host, &mut policy, 10);
     }
-    let knows = hosts.map(|host| {
+    let knows = [a, b, c].map(|host| {
         host.admit(&mut policy);
         host.decided("queue.priority").is_some()
     });
