@@ -218,8 +218,13 @@ impl Checker<'_> {
                     self.problem(&at.entry(key), format!("{key} is for {kind}"));
                 }
             }
-            if let Some(password) = &upstream.password {
-                self.secret(&at.entry("password"), password);
+            match &upstream.password {
+                Some(password) => self.secret(&at.entry("password"), password),
+                // Without one nobody would log in, and commands would run as the server's default user.
+                None if redis && upstream.username.is_some() => {
+                    self.problem(&at.entry("username"), "username needs a password".to_owned());
+                }
+                None => {}
             }
         }
     }
@@ -286,8 +291,9 @@ impl Checker<'_> {
     fn virtual_machine(&mut self, plugin: &Plugin, at: &At<'_>) {
         const MAX_NAME_BYTES: usize = 128;
         const MAX_VALUE_BYTES: usize = 4_096;
-        if plugin.vm_id.as_deref() == Some(OWN_SPACE) {
-            self.problem(&at.entry("vm_id"), format!("{OWN_SPACE} is the name space of the functions turnstile.kv_*"));
+        let (key, space) = plugin.vm_id.as_deref().map_or(("name", plugin.name.as_str()), |id| ("vm_id", id));
+        if space == OWN_SPACE {
+            self.problem(&at.entry(key), format!("{OWN_SPACE} is the name space of the functions turnstile.kv_*"));
         }
         for (name, value) in &plugin.environment {
             let at = at.entry("environment").entry(name);

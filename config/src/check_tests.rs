@@ -513,6 +513,14 @@ fn virtual_machines_have_a_name_space_a_configuration_and_an_environment_within_
     assert!(problems[0].contains("plugins[0].vm_id: turnstile is the name space of"), "{}", problems[0]);
     assert_eq!(problems.iter().filter(|problem| problem.ends_with(bad_name)).count(), 4, "{problems:#?}");
     assert_eq!(problems.iter().filter(|problem| problem.ends_with(bad_value)).count(), 2, "{problems:#?}");
+    // The name is the name space of a plugin that has no vm_id.
+    let named = plugin.replace("\"p\"", "\"turnstile\"");
+    let problems = problems_of(&named);
+    assert!(
+        matches!(problems.as_slice(), [one] if one.contains("plugins[0].name: turnstile is the name space of")),
+        "{problems:?}"
+    );
+    assert!(parse(&format!("{named}vm_id = \"own\"\n{MINIMAL}")).is_ok());
     let problems = problems_of(&format!("{plugin}vm_id = \"a/b\"\n"));
     assert_eq!(problems, ["5:9: plugins[0].vm_id: expected letters, digits and - _ . only, 1 to 128 of them"]);
     let many: String = (0..65).map(|n| format!("V{n} = \"\"\n")).collect();
@@ -594,4 +602,15 @@ fn an_upstream_that_is_not_verified_is_warned_of() {
     assert_eq!(warnings(""), Vec::<String>::new());
     let warned = warnings("verify = false");
     assert!(warned.len() == 1 && warned[0].contains("upstream b is NOT verified"), "{warned:?}");
+}
+
+#[test]
+fn a_user_of_a_redis_server_has_a_password() {
+    let redis = "[[upstreams]]\nname = \"r\"\nurl = \"redis://127.0.0.1:6379\"\nusername = \"limited\"\n";
+    let problems = problems_of(redis);
+    assert!(
+        matches!(problems.as_slice(), [one] if one.contains("upstreams[0].username: username needs a password")),
+        "{problems:?}"
+    );
+    assert!(parse(&format!("{redis}password = \"x\"\n{MINIMAL}")).is_ok());
 }

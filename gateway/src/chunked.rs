@@ -94,6 +94,11 @@ impl Chunks {
 }
 
 impl Chunks {
+    /// Whether the body was followed to its end.
+    pub fn is_done(&self) -> bool {
+        self.at == At::Done
+    }
+
     /// The fields of the trailer section that may pass, once the body was followed to its end.
     pub fn trailers(&self) -> HeaderMap {
         let mut fields = [httparse::EMPTY_HEADER; trailers::MAX_FIELDS];

@@ -264,11 +264,15 @@ impl<'a> Deliberation<'a> {
     /// A policy answered, failed, broke off or has paused.
     pub fn decide(&self, policies: &mut TurnPolicies) -> Result<(Decision, bool), Stop> {
         let mut decision = self.ask(policies)?;
-        if let Some((first, rest)) = self.wanted.split_first() {
-            decision.route.target = Some(*first);
-            decision.route.reason = Some("wanted by a filter".to_owned());
+        let barred = decision.route.exclude.as_deref().unwrap_or_default();
+        let mut wanted = self.wanted.iter().copied().filter(|worker| !barred.contains(worker));
+        if let Some(first) = wanted.next() {
+            let rest: Vec<WorkerId> = wanted.collect();
             let others = decision.route.fallbacks.take().unwrap_or_default();
-            decision.route.fallbacks = Some(rest.iter().copied().chain(others).collect());
+            let behind = rest.into_iter().chain(decision.route.target).chain(others);
+            decision.route.fallbacks = Some(behind.filter(|worker| *worker != first).collect());
+            decision.route.target = Some(first);
+            decision.route.reason = Some("wanted by a filter".to_owned());
         }
         let input = self.input();
         let followed = decision.settle(&self.builtin, &input, self.rules.decide);

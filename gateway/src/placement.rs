@@ -165,7 +165,11 @@ pub fn choose(
     let (decision, followed) = deliberation.decide(policies)?;
     let kept = wanted.is_some().then(|| match decision.route.target {
         Some(target) if named.contains(&target) => Kept::Followed,
-        _ if named.is_empty() => Kept::Unknown,
+        _ if named.is_empty() => match request.wanted.and_then(|wanted| wanted.pool(Some(pool), &generation.pools)) {
+            Some(meant) if meant.index == pool.index => Kept::Followed,
+            Some(_) => Kept::Barred,
+            None => Kept::Unknown,
+        },
         _ if named.iter().any(|worker| deliberation.is_free(*worker)) => Kept::Barred,
         _ => Kept::Unavailable,
     });

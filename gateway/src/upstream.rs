@@ -222,7 +222,8 @@ impl Upstream {
 
     /// Gives a connection back after its response was read to the end.
     pub async fn release(&self, target: &Target, session: HttpSession) {
-        if target.fresh {
+        // The connector knows of an HTTP/2 connection until it is given back, whatever becomes of it then.
+        if target.fresh && !matches!(session, HttpSession::H2(_)) {
             return;
         }
         let peer = &target.peer;

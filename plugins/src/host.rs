@@ -169,7 +169,7 @@ pub(crate) struct Host {
     pub(crate) scratch: Vec<u8>,
 }
 
-/// The longest that a callback waits for the owner of a stream that has just paused: within the deadline of callbacks.
+/// The longest from a stream's pause that a callback waits for its owner: within the deadline of callbacks.
 const MEET_LIMIT: Duration = Duration::from_millis(100);
 
 /// A live stream context.
@@ -181,20 +181,27 @@ pub(crate) struct StreamSlot {
     pub(crate) berth: Option<Arc<Berth>>,
     /// Its owner, if it waits.
     pub(crate) waker: Option<Waker>,
-    /// Its last callback paused, and nothing has made it go on since.
-    pub(crate) pauses: bool,
+    /// When its last callback paused, if nothing has made it go on since.
+    pub(crate) paused: Option<Instant>,
 }
 
 impl StreamSlot {
     /// Its owner waits, or is about to, and its environment is with the owner still.
     pub(crate) fn is_between(&self) -> bool {
-        self.pauses && !self.berth.as_ref().is_some_and(|berth| berth.is_taken())
+        self.paused.is_some() && !self.berth.as_ref().is_some_and(|berth| berth.is_taken())
+    }
+
+    /// How much longer its owner may take to come where it waits, with this limit from the pause on. One that is at other work is
+    /// not waited for.
+    fn patience(&self, limit: Duration) -> Duration {
+        let paused = self.paused.filter(|_| self.is_between());
+        paused.map_or(Duration::ZERO, |paused| limit.saturating_sub(paused.elapsed()))
     }
 
     /// Takes what callbacks of other contexts asked for.
     pub(crate) fn take_effects(&mut self) -> Effects {
         let effects = std::mem::take(&mut self.effects);
-        self.pauses &= !effects.resumes();
+        self.paused = self.paused.filter(|_| !effects.resumes());
         effects
     }
 }
@@ -292,9 +299,10 @@ impl Host {
         // Between its callback that paused and the place where it waits an owner runs straight on and needs no lock of ours, so it
         // is there at once, unless its thread was put aside. One that is at other work is not waited for twice.
         let mut patience = Duration::ZERO;
-        if slot.is_between() && !self.met {
-            self.met = true;
-            patience = MEET_LIMIT.min(Duration::from_millis(self.plugin.spec.limits.callback_deadline_ms / 2));
+        if !self.met {
+            let limit = MEET_LIMIT.min(Duration::from_millis(self.plugin.spec.limits.callback_deadline_ms / 2));
+            patience = slot.patience(limit);
+            self.met = !patience.is_zero();
         }
         self.visiting = Visit::new(berth, context, patience);
     }
@@ -357,5 +365,27 @@ impl ResourceLimiter for MemoryLimiter {
 
     fn tables(&self) -> usize {
         16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_is_waited_for_only_right_after_its_stream_has_paused() {
+        let limit = Duration::from_secs(3600);
+        let paused = |ago: Duration| {
+            let mut slot = StreamSlot::default();
+            slot.paused = Instant::now().checked_sub(ago);
+            slot
+        };
+        assert_eq!(StreamSlot::default().patience(limit), Duration::ZERO, "it has not paused");
+        assert!(!paused(Duration::ZERO).patience(limit).is_zero());
+        assert_eq!(
+            paused(Duration::from_secs(2)).patience(Duration::from_secs(1)),
+            Duration::ZERO,
+            "it is at other work"
+        );
     }
 }

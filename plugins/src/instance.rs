@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Context;
+use std::time::Instant;
 
 use bytes::Bytes;
 use wasmtime::{InstancePre, Store, Trap, UpdateDeadline};
@@ -229,11 +230,11 @@ impl Instance {
     pub(crate) fn prepare(&mut self, context: u32, callback: Callback) {
         let deadline = epochs(self.store.data().plugin.spec.limits.callback_deadline_ms);
         let host = self.store.data_mut();
+        host.met = false;
         // The context of the callback before may have been another stream's.
         host.act_for(context);
         host.callback = Some(callback);
         host.late = false;
-        host.met = false;
         host.limiter.refused = false;
         self.store.set_epoch_deadline(deadline);
     }
@@ -252,8 +253,10 @@ impl Instance {
     pub(crate) fn call(&mut self, context: u32, call: StreamCall) -> wasmtime::Result<CallOutcome> {
         let (callback, is_headers) = call.callback();
         self.prepare(context, callback);
+        // An event comes beside the stream, which may be paused meanwhile and stays so.
+        let beside = matches!(call, StreamCall::ForeignFunction { .. });
         // Whoever continued a stream that had not paused has not continued the pause that may come now.
-        if let Some(slot) = self.store.data_mut().streams.get_mut(&context) {
+        if let Some(slot) = self.store.data_mut().streams.get_mut(&context).filter(|_| !beside) {
             slot.effects.continue_request = false;
             slot.effects.continue_response = false;
         }
@@ -268,8 +271,16 @@ impl Instance {
             }
             _ => Action::Pause,
         };
-        if let Some(slot) = self.store.data_mut().streams.get_mut(&context) {
-            slot.pauses = action == Action::Pause && !effects.resumes();
+        match self.store.data_mut().streams.get_mut(&context) {
+            Some(slot) if beside => {
+                slot.effects.continue_request |= std::mem::take(&mut effects.continue_request);
+                slot.effects.continue_response |= std::mem::take(&mut effects.continue_response);
+            }
+            Some(slot) => {
+                let pauses = action == Action::Pause && !effects.resumes();
+                slot.paused = pauses.then(Instant::now);
+            }
+            None => {}
         }
         let is_body = matches!(callback, Callback::RequestBody | Callback::ResponseBody);
         let (flow_control, drops_body) = (is_body && returned == 2, is_body && returned == 3);
@@ -285,6 +296,7 @@ impl Instance {
 
     /// Ends a stream context: log, done, delete. After this its id is free.
     pub(crate) fn finish(&mut self, context: u32) -> wasmtime::Result<()> {
+        self.goes_on(context);
         if let Some(log) = self.exports.log.clone() {
             self.prepare(context, Callback::Log);
             log.call(&mut self.store, context)?;
@@ -393,7 +405,7 @@ impl Instance {
     /// If a stream has paused, its environment will lie there soon.
     pub(crate) fn pauses_at(&mut self, context: u32, berth: &Arc<Berth>) {
         if let Some(slot) = self.store.data_mut().streams.get_mut(&context)
-            && slot.pauses
+            && slot.paused.is_some()
             && !slot.berth.as_ref().is_some_and(|known| Arc::ptr_eq(known, berth))
         {
             slot.berth = Some(Arc::clone(berth));
@@ -403,7 +415,7 @@ impl Instance {
     /// Nobody waits for this stream.
     pub(crate) fn goes_on(&mut self, context: u32) {
         if let Some(slot) = self.store.data_mut().streams.get_mut(&context) {
-            slot.pauses = false;
+            slot.paused = None;
         }
     }
 

@@ -46,6 +46,9 @@ pub(crate) enum NotACommand {
     /// Too long.
     #[error("more than {MAX_WORDS} words")]
     TooLong,
+    /// A name that no command has. Redis compares names only up to a NUL.
+    #[error("a name with other than printable ASCII characters")]
+    Name,
     /// A command that the connection's other users would suffer from.
     #[error("{0} changes the connection, which calls share")]
     Refused(&'static str),
@@ -75,6 +78,13 @@ pub(crate) fn parse(query: &[u8]) -> Result<Vec<Bytes>, NotACommand> {
         return Err(NotACommand::Form);
     }
     let name = words.first().map_or(&[][..], |word| word.as_ref());
+    if !name.iter().all(u8::is_ascii_graphic) {
+        return Err(NotACommand::Name);
+    }
+    let second = words.get(1).map_or(&[][..], |word| word.as_ref());
+    if name.eq_ignore_ascii_case(b"SCRIPT") && second.eq_ignore_ascii_case(b"DEBUG") {
+        return Err(NotACommand::Refused("SCRIPT DEBUG"));
+    }
     match REFUSED.into_iter().find(|refused| name.eq_ignore_ascii_case(refused.as_bytes())) {
         Some(refused) => Err(NotACommand::Refused(refused)),
         None => Ok(words),
@@ -130,5 +140,16 @@ mod tests {
     fn commands_that_change_the_connection_are_refused_in_any_case() {
         assert_eq!(parse(b"*2\r\n$6\r\nselect\r\n$1\r\n1\r\n"), Err(NotACommand::Refused("SELECT")));
         assert_eq!(parse(b"*1\r\n$9\r\nSUBSCRIBE\r\n"), Err(NotACommand::Refused("SUBSCRIBE")));
+        let debug = parse(b"*3\r\n$6\r\nscript\r\n$5\r\nDebug\r\n$3\r\nYES\r\n");
+        assert_eq!(debug, Err(NotACommand::Refused("SCRIPT DEBUG")));
+        assert!(parse(b"*2\r\n$6\r\nSCRIPT\r\n$5\r\nFLUSH\r\n").is_ok());
+    }
+
+    #[test]
+    fn a_name_is_printable() {
+        for name in ["SELECT\0a", "SEL ECT", "SELECT\n", "S\u{e9}LECT"] {
+            let query = format!("*2\r\n${}\r\n{name}\r\n$1\r\n1\r\n", name.len());
+            assert_eq!(parse(query.as_bytes()), Err(NotACommand::Name), "{name:?}");
+        }
     }
 }

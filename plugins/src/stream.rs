@@ -193,7 +193,9 @@ impl Stream {
         let State::Bound { sequence, context } = self.state else { return };
         let plugin = Arc::clone(&self.plugin);
         let cancelled = plugin.with_holder(self.shard, sequence, |state| {
-            state.instance.as_deref().filter(|instance| instance.open_calls(context) > 0)?;
+            let instance = state.instance.as_deref_mut().filter(|instance| instance.open_calls(context) > 0)?;
+            // The owner is here, and does not come where it would wait.
+            instance.goes_on(context);
             Some((plugin.enter(state, |instance| instance.cancel_calls(context)), state.collect()))
         });
         let Some((cancelled, outgoing)) = cancelled.flatten() else { return };

@@ -123,9 +123,12 @@ async fn exchange(
         None => Connection::open(upstream, &login).await?,
     };
     // A connection whose call is given up is not put back: its reply would be the next call's.
-    let reply = connection.ask(&packed(&callout.command), callout.max_reply).await?.0;
-    connection.used = Instant::now();
-    pool.idle.lock().push(connection);
+    let (reply, value) = connection.ask(&packed(&callout.command), callout.max_reply).await?;
+    // A connection without its login is of no use to the next call either: that one logs in with what is configured then.
+    if !matches!(&value, Value::ServerError(error) if error.code() == "NOAUTH") {
+        connection.used = Instant::now();
+        pool.idle.lock().push(connection);
+    }
     Ok(reply)
 }
 
@@ -187,6 +190,9 @@ impl Connection {
     }
 
     async fn set_up(&mut self, login: &RedisLogin, password: Option<&str>) -> Result<(), String> {
+        if password.is_none() && login.username.is_some() {
+            return Err("a user name without a password is no login".to_owned());
+        }
         if let Some(password) = password {
             let mut auth = cmd("AUTH");
             if let Some(username) = &login.username {

@@ -31,7 +31,7 @@ use std::time::{Duration, SystemTime};
 use turnstile_config::Busy as BusyOption;
 use turnstile_fleet::hints::SessionAction as AskedAction;
 use turnstile_fleet::route::{Protocol, Route};
-use turnstile_fleet::session::{Busy, SessionAction};
+use turnstile_fleet::session::{Busy, SessionAction, SessionMode};
 use turnstile_fleet::turn::{Turn, understand};
 use turnstile_plugins::{Fault, LocalResponse};
 
@@ -95,7 +95,8 @@ pub(super) async fn serve(
     };
     note_turn(gateway, exchange, &turn);
     let usual = generation.pool_for(turn.model.as_deref());
-    let found = wanted.as_ref().and_then(|wanted| wanted.pool(usual, &generation.pools)).or(usual);
+    let wished = wanted.as_ref().and_then(|wanted| wanted.pool(usual, &generation.pools));
+    let found = wished.filter(|_| !usual.is_some_and(|usual| lives_in(gateway, usual, &turn))).or(usual);
     let found = found.and_then(|found| generation.pools.iter().position(|pool| pool.index == found.index));
     let Some(pool) = found else {
         let model = turn.model.as_deref().unwrap_or_default();
@@ -142,6 +143,12 @@ pub(super) async fn serve(
     let served = progress.run(client).await;
     progress.finish(&served);
     served
+}
+
+/// Whether the turn's session is in the memory of one of a pool's workers: it can be gone on with nowhere else.
+fn lives_in(gateway: &Gateway, pool: &PoolRuntime, turn: &Turn) -> bool {
+    let session = placement::own_key(pool, turn).and_then(|key| gateway.fleet.sessions.view(key));
+    session.is_some_and(|session| session.mode == SessionMode::Stream && session.engine_open)
 }
 
 fn request_head(client: &ServerSession, headers: HeaderMap, request_id: &str) -> RequestHead {

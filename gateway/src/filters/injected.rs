@@ -1,8 +1,10 @@
 //! Pieces of an answer's body that filters make themselves.
 
 use super::{FilterRun, FilterVerdict, Side};
-use bytes::Bytes;
 use turnstile_plugins::{FaultKind, Injected};
+
+/// Most pieces that wait at a time.
+const MOST_PIECES: usize = 4096;
 
 impl FilterRun {
     /// Keeps what a filter has put into the answer's body, until it can go on.
@@ -14,19 +16,17 @@ impl FilterRun {
         self.injected.extend(pieces.into_iter().map(|piece| (at, piece)));
         let size: usize = self.injected.iter().map(|(_, piece)| piece.data.len()).sum();
         let most = self.most_held(at);
-        if size <= most && self.injected.len() <= most {
+        if size <= most && self.injected.len() <= MOST_PIECES {
             return None;
         }
         self.injected.clear();
-        self.failed(at, FaultKind::Memory, &format!("more than {most} bytes of a response body wait to be injected"))
+        let message = format!("more than {most} bytes or {MOST_PIECES} pieces of a response body wait to be injected");
+        self.failed(at, FaultKind::Memory, &message)
     }
 
-    /// The next piece that a filter has put into the answer's body, with the filter's position.
-    pub(super) fn next_injected(&mut self) -> Option<(usize, Bytes, bool)> {
-        if self.injected.is_empty() {
-            return None;
-        }
-        let (at, piece) = self.injected.remove(0);
-        Some((at, piece.data, piece.end))
+    /// The pieces that filters have put into the answer's body, each with the filter's position. What they put in while these
+    /// go on comes with the next call.
+    pub(super) fn take_injected(&mut self) -> Vec<(usize, Injected)> {
+        std::mem::take(&mut self.injected)
     }
 }

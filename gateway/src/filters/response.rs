@@ -11,7 +11,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::{HeaderMap, header};
 use pingora_http::ResponseHeader;
-use turnstile_plugins::{Body, Callback, FaultKind, FieldMap, ResponseMap};
+use turnstile_plugins::{Body, Callback, FaultKind, FieldMap, Injected, ResponseMap};
 
 /// The response-body side of the filters. A filter that pauses holds what it has seen until it goes on.
 pub struct ChunkFilter<'a> {
@@ -174,7 +174,8 @@ impl ChunkFilter<'_> {
     /// What filters have put into the body goes on, below each of them.
     async fn pass_injected(&mut self) -> Result<Bytes, Stop> {
         let mut out = BytesMut::new();
-        while let Some((at, data, end)) = self.run.next_injected() {
+        // All at once: on its way a piece meets only what filters below put in because of it.
+        for (at, Injected { data, end }) in self.run.take_injected() {
             // Whoever has not seen the head of the answer has nothing to add to its body.
             let unseen = self.run.response_stopped.is_some_and(|stopped| at < stopped.at);
             if self.run.response_ended || unseen {

@@ -66,6 +66,11 @@ impl Watch {
     fn see(&mut self, bytes: &[u8]) {
         match self {
             Self::Nothing => {}
+            // The connection is used again: this is the next answer.
+            Self::Chunked(chunks) if chunks.is_done() && !bytes.is_empty() => {
+                *self = Self::Head(Vec::new());
+                self.see(bytes);
+            }
             Self::Chunked(chunks) => {
                 if chunks.follow(bytes).is_err() {
                     *self = Self::Nothing;
@@ -212,6 +217,22 @@ mod tests {
             let trailers = seen(answer, size);
             assert_eq!(trailers.len(), 1, "in pieces of {size}: {trailers:?}");
             assert_eq!(trailers.get("x-checksum").unwrap(), "abc");
+        }
+    }
+
+    #[test]
+    fn an_answer_has_not_the_trailers_of_the_one_before_it() {
+        let first = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-a: b\r\n\r\n";
+        for (second, trailers) in [
+            ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", 0),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 0),
+            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-c: d\r\nx-e: f\r\n\r\n", 2),
+        ] {
+            let mut watch = Watch::Head(Vec::new());
+            watch.see(first.as_bytes());
+            watch.see(second.as_bytes());
+            let seen = if let Watch::Chunked(chunks) = watch { chunks.trailers() } else { HeaderMap::new() };
+            assert_eq!((seen.len(), seen.contains_key("x-a")), (trailers, false), "{second:?}");
         }
     }
 

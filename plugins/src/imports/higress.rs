@@ -18,6 +18,8 @@ use crate::redis_command;
 
 /// Longest user name or password of a Redis connection, bytes.
 const MAX_CREDENTIAL: usize = 1024;
+/// Most names of Redis upstreams that an instance keeps options for.
+const MAX_REDIS_NAMES: usize = 64;
 /// Longest list of addresses that a guest may override the host with, bytes.
 const MAX_ADDRESS: usize = 1024;
 /// Pieces of a body that one callback may inject.
@@ -94,6 +96,10 @@ fn redis_init(
     let database = database.map(|text| text.parse().map_err(|_| Status::BadArgument)).transpose()?;
     let login = RedisLogin { username: credential(username)?, password: credential(password)?, database };
     let options = RedisOptions { login, timeout: timeout(timeout_ms)? };
+    // A cluster has any number of names, and each is kept as it was written.
+    if host.redis.len() >= MAX_REDIS_NAMES && !host.redis.contains_key(upstream) {
+        return Err(Status::BadArgument.into());
+    }
     host.redis.insert(upstream.to_owned(), options);
     Ok(())
 }

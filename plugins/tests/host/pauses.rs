@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use turnstile_plugins::{CallCommand, Effects, Fault, FaultKind, HttpEnv, HttpReply, Lent, PluginSpec, Stream};
+use turnstile_plugins::{Action, CallCommand, Effects, Fault, FaultKind, HttpEnv, HttpReply, Lent, PluginSpec, Stream};
 
 use crate::rig::{Guest, Rig, data, header, map, request};
 
@@ -325,4 +325,40 @@ fn a_stream_that_is_continued_before_it_pauses_still_pauses() {
     });
     assert!(matches!(effects, Poll::Ready(Ok(effects)) if effects.continue_request));
     assert_eq!(rings, 1);
+}
+
+/// Body of a response is held; ticks continue it; an event comes beside it, in which the guest continues the stream if `by_event`.
+fn holder(by_event: bool) -> Rig {
+    let (tick, event) = if by_event { ("", "(call $go)") } else { ("(call $go)", "") };
+    Guest::new(&format!(
+        r#"(func (export "proxy_on_configure") (param i32 i32) (result i32)
+             (drop (call $set_tick (i32.const 10))) (i32.const 1))
+           (func (export "proxy_on_request_headers") (param $context i32) (param i32 i32) (result i32)
+             (i32.store (i32.const 904) (local.get $context)) (i32.const 0))
+           (func (export "proxy_on_response_body") (param i32 i32 i32) (result i32) (i32.const 1))
+           (func $go
+             (drop (call $effective (i32.load (i32.const 904))))
+             (drop (call $continue_stream (i32.const 1))))
+           (func (export "proxy_on_tick") (param i32) {tick})
+           (func (export "proxy_on_foreign_function") (param i32 i32 i32) {event})"#,
+    ))
+    .start()
+}
+
+#[test]
+fn an_event_beside_a_held_stream_neither_ends_its_pause_nor_takes_what_continues_it() {
+    for by_event in [false, true] {
+        let rig = holder(by_event);
+        rig.plugin.tick(0);
+        let (mut stream, mut env) = (rig.stream(), request());
+        stream.on_request_headers(&mut env, true).unwrap();
+        assert_eq!(stream.on_response_body(&mut env, 0, false).unwrap().action, Action::Pause);
+        rig.plugin.tick(10);
+        let told = stream.on_foreign_function(&mut env, 1, "{}".into()).unwrap();
+        assert!(!told.effects.continue_response, "it is kept for whoever waits");
+        let mut cx = Context::from_waker(Waker::noop());
+        let parked = env.park();
+        let effects = stream.poll_effects(&mut cx, parked.berth());
+        assert!(matches!(effects, Poll::Ready(Ok(effects)) if effects.continue_response), "by event: {by_event}");
+    }
 }

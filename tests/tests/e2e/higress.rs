@@ -140,6 +140,31 @@ async fn an_open_streaming_session_stays_where_it_is() {
     assert_eq!(worker_of(&rig, &second).await, ("left".to_owned(), "barred".into()));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_is_another_pool_takes_no_open_streaming_session_along() {
+    let program = "on request_headers\n  - get_header_map_value request_headers x-host\n  \
+                   - replace_header_map_value request_headers x-higress-target-cluster $text\n";
+    let all: Vec<PluginText> = std::iter::once(probe("to-pools", program)).chain(built_in()).collect();
+    let setup = Setup::new().sim(|sim| sim.enable_streaming_session = true).workers(2);
+    let setup = setup.pool("first", "", &[0]).pool("second", "models = [\"other\"]", &[1]);
+    let rig = setup.plugins(&all).start().await;
+    for (session, cluster, pool, wanted) in [
+        ("s", "first", "first", "followed"),
+        ("s", "outbound|80||second.static", "first", "barred"),
+        ("t", "outbound|80||second.static", "second", "followed"),
+        ("u", "third", "first", "unknown"),
+    ] {
+        let body = serde_json::json!({
+            "text": "Hello", "sampling_params": {"max_new_tokens": 4},
+            "nvext": {"session_control": {"session_id": session, "action": "open"}},
+        });
+        let answer = rig.send(&Request::json("/generate", &body).header("x-host", cluster)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let record = rig.record_of(&answer).await;
+        assert_eq!((&record["pool"], &record["wanted"]), (&pool.into(), &wanted.into()), "{session} to {cluster}");
+    }
+}
+
 const TARGETS: [(&str, &str); 3] = [
     ("x-higress-target-cluster", "right"),
     ("x-gateway-destination-endpoint", "right"),
