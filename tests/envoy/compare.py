@@ -14,6 +14,7 @@ import socket
 import sys
 import tomllib
 
+import gateway
 import proxies
 import upstreams
 
@@ -39,7 +40,7 @@ def main():
     with open(pathlib.Path(__file__).with_name("exchanges.toml"), "rb") as file:
         book = tomllib.load(file)
     origin, auth, grpc = upstreams.Origin(), upstreams.Auth(), upstreams.Grpc()
-    ports = {"origin": origin.port, "auth": auth.port, "grpc": grpc.port, "closed": proxies.free_port()}
+    ports = {"origin": origin.port, "auth": auth.port, "grpc": grpc.port, "closed": gateway.free_port()}
     results = []
     for shape in book["shape"]:
         asked = [exchange for exchange in shape["exchange"] if options.only in f"{shape['name']}: {exchange['name']}"]

@@ -18,5 +18,6 @@ if ! cmp -s "$here/requirements.txt" "$home/installed.txt"; then
   cp "$here/requirements.txt" "$home/installed.txt"
 fi
 envoy=${ENVOY_BIN:-$("$home/venv/bin/python" -c 'import envoy, pathlib; print(pathlib.Path(envoy.__file__).parent / "_bin" / "envoy")')}
-PYTHONDONTWRITEBYTECODE=1 exec "$home/venv/bin/python" "$here/compare.py" --turnstile "$binary" --envoy "$envoy" \
+export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$here/../python"
+exec "$home/venv/bin/python" "$here/compare.py" --turnstile "$binary" --envoy "$envoy" \
   --module "${TURNSTILE_POLICIES_DIR:-$root/policies/dist}/test/shapes.wasm" "$@"

@@ -34,5 +34,6 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
             to.write_bytes(wheel.read(name))
 PYTHON
 (cd "$home/modules" && sha256sum --check --quiet --strict "$here/SHA256SUMS")
-PYTHONDONTWRITEBYTECODE=1 exec "$python" "$here/check.py" --turnstile "$binary" --modules "$home/modules" \
+export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$here/../python"
+exec "$python" "$here/check.py" --turnstile "$binary" --modules "$home/modules" \
   --state "$home/state" --sums "$here/SHA256SUMS" "$@"

@@ -1,10 +1,11 @@
 //! Clients that take their answers slowly or not at all: the worker is held back, and nothing piles up here.
 
 use crate::edge_bodies::resident;
-use std::time::Duration;
+use bytes::Bytes;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
-use turnstile_tests::harness::{CHAT, Flood, Request, Rig, Setup, chat_stream, until, until_some};
+use turnstile_tests::harness::{CHAT, DEADLINE, Flood, Request, Rig, Scripted, Setup, chat, chat_stream, until, until_some};
 
 const STREAMS: usize = 1000;
 /// What the kernel may keep of one stream in its four buffers between worker and client, with the gateway's own.
@@ -115,4 +116,41 @@ async fn http2_streams_that_nobody_reads_hold_the_worker_back_each_by_itself() {
     assert!(worker.sent() > sent + (16 << 20));
     drop((reader, answers));
     until("all turns are over", async || rig.in_flight() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_http2_client_that_takes_a_large_answer_little_by_little_gets_all_of_it() {
+    let text = "a".repeat(256 * 1024);
+    let body = serde_json::json!({"id": "1", "object": "chat.completion", "model": "sim", "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    ]})
+    .to_string();
+    let length = body.len();
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n");
+    let worker = Scripted::start(format!("{head}{body}")).await;
+    let limit = Duration::from_secs(1);
+    let rig = Setup::new().external(worker.url()).set("timeouts.client_write_s", "1").start().await;
+    let exchange = async {
+        let stream = TcpStream::connect(rig.addr()).await.unwrap();
+        let (send, connection) = h2::client::handshake(stream).await.unwrap();
+        let mut driver = tokio::task::JoinSet::new();
+        driver.spawn(connection);
+        let mut send = send.ready().await.unwrap();
+        let request = http::Request::post(format!("http://gateway{CHAT}")).header("content-type", "application/json");
+        let (answer, mut out) = send.send_request(request.body(()).unwrap(), false).unwrap();
+        out.send_data(Bytes::from(chat("Hello").to_string()), true).unwrap();
+        let mut body = answer.await.unwrap().into_body();
+        let (mut read, began) = (0, Instant::now());
+        while let Some(piece) = body.data().await {
+            let piece = piece.unwrap();
+            read += piece.len();
+            // What the client takes makes room for as much again, well within the limit of one wait.
+            tokio::time::sleep(limit / 5 * u32::try_from(piece.len()).unwrap() / (16 * 1024)).await;
+            body.flow_control().release_capacity(piece.len()).unwrap();
+        }
+        (read, began.elapsed())
+    };
+    let (read, took) = tokio::time::timeout(DEADLINE, exchange).await.expect("an end within the deadline");
+    assert_eq!(read, length);
+    assert!(took > limit, "the answer went out in {took:?}: no test of the limit");
 }

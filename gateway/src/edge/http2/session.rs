@@ -24,7 +24,6 @@ use pingora_http::{RequestHeader, ResponseHeader};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::timeout;
 
 /// Headers of HTTP/1.1 that HTTP/2 has no place for.
 const OF_A_CONNECTION: [HeaderName; 5] = [
@@ -217,13 +216,8 @@ impl Session for Http2Session {
             return Ok(());
         }
         let (size, limit) = (data.len(), self.write_timeout);
-        let answer = self.answer()?;
-        match limit {
-            Some(limit) => timeout(limit, write_body(answer, data, end, None)).await.unwrap_or_else(|_| {
-                Error::e_explain(ErrorType::WriteTimedout, format!("the client took nothing for {limit:?}"))
-            })?,
-            None => write_body(answer, data, end, None).await?,
-        }
+        // The limit begins anew with whatever part of it the client takes.
+        write_body(self.answer()?, data, end, limit).await?;
         self.body_sent += size;
         self.ended = end;
         Ok(())
