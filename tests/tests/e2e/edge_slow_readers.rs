@@ -5,7 +5,9 @@ use bytes::Bytes;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
-use turnstile_tests::harness::{CHAT, DEADLINE, Flood, Request, Rig, Scripted, Setup, chat, chat_stream, until, until_some};
+use turnstile_tests::harness::{
+    CHAT, DEADLINE, Flood, Request, Rig, Scripted, Setup, chat, chat_stream, until, until_some,
+};
 
 const STREAMS: usize = 1000;
 /// What the kernel may keep of one stream in its four buffers between worker and client, with the gateway's own.

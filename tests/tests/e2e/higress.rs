@@ -1,5 +1,6 @@
 //! Plugins made for Higress: hosts they want, headers they write, and who may not.
 
+use crate::trials::writing;
 use serde_json::Value;
 use std::path::PathBuf;
 use turnstile_tests::harness::{Answer, CHAT, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, logs};
@@ -114,6 +115,22 @@ async fn a_worker_that_takes_no_turns_is_not_chosen_whoever_wants_it() {
     let answer = rig.post(CHAT, &chat("Hello")).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(worker_of(&rig, &answer).await, ("left".to_owned(), "unavailable".into()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_a_policy_excludes_is_not_chosen_whoever_wants_it() {
+    logs();
+    let wants = probe("wants", "on request_headers\n  - set_upstream_override_host right\n");
+    let excludes = PluginText::new("excludes", "excludes.wasm", "route").key("callback_timeout_ms = 60000");
+    let all: Vec<PluginText> = std::iter::once(wants).chain(built_in()).chain([excludes]).collect();
+    let setup = Setup::new().workers(2).worker_keys(0, "id = \"left\"").worker_keys(1, "id = \"right\"");
+    let excludes = writing(&[("route.exclude", "right")]);
+    let rig = setup.plugins(&all).file("excludes.wasm", excludes.wasm()).start().await;
+    for _ in 0..4 {
+        let answer = rig.post(CHAT, &chat("Hello")).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(worker_of(&rig, &answer).await, ("left".to_owned(), "barred".into()));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

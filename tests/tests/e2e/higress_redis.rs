@@ -93,6 +93,36 @@ async fn login_and_database_are_the_upstreams_and_else_the_plugins() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_was_asked_for_a_login_serves_no_other_call() {
+    let redis = RedisServer::start(&["--requirepass", "secret"]).await;
+    let rig = rig("stranger", &redis.url(), "", &program("", &resp(&["PING"])), "").await;
+    let connections = async || {
+        let info = redis.ask("AUTH secret\r\nINFO stats").await;
+        let (_, rest) = info.split_once("total_connections_received:").unwrap();
+        rest.split("\r\n").next().unwrap().parse::<u32>().unwrap()
+    };
+    let before = connections().await;
+    for _ in 0..3 {
+        ask(&rig).await;
+        assert!(said("stranger").last().unwrap().contains("= OK -NOAUTH"), "{:?}", said("stranger"));
+    }
+    // One of each call, one of the question.
+    assert_eq!(connections().await - before, 3 + 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_logs_in_by_so_many_names_and_no_more() {
+    let redis = RedisServer::start(&[]).await;
+    let name = |port: usize| format!("redis_init outbound|{port}||redis.static \"\" \"\" 1000");
+    let inits: Vec<String> = (1..=65).chain([64, 1]).map(name).collect();
+    let rig = rig("names", &redis.url(), "", &program(&inits.join("\n  "), &resp(&["PING"])), "").await;
+    let said: Vec<String> = said("names").into_iter().filter(|line| line.contains("redis_init")).take(67).collect();
+    let refused: Vec<usize> = (0..67).filter(|at| !said[*at].ends_with("= OK")).collect();
+    assert_eq!(refused, [64], "{:?}", said.get(60..));
+    ask(&rig).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_gone_is_told_as_a_status_and_found_again() {
     let mut redis = RedisServer::start(&[]).await;
     let rig = rig("gone", &redis.url(), "connect_ms = 500", &program("", &resp(&["PING"])), "").await;

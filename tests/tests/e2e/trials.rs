@@ -7,7 +7,7 @@ use turnstile_tests::harness::{
 };
 
 /// Writes decisions: name, value.
-fn writing(decisions: &[(&str, &str)]) -> Guest {
+pub fn writing(decisions: &[(&str, &str)]) -> Guest {
     let (mut at, mut calls, mut data) = (100, String::new(), String::new());
     for (name, value) in decisions {
         let (n, v) = (name.len(), value.len());
