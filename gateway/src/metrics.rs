@@ -295,7 +295,8 @@ impl Metrics {
                 "turnstile_attempts_total",
                 "Attempts on workers, by worker and result: ok, client_gone, connect, timeout, broken, protocol (no HTTP, \
                  1xx or 3xx), stuck (taken off a worker on which nothing moves), status_4xx, status_5xx, overloaded, \
-                 error_event, cut, plugin_failed, plugin_answer and plugin_close (ended by a filter that saw the answer's body)",
+                 error_event, cut, plugin_failed, plugin_answer, plugin_close and plugin_end (ended by a filter that saw the \
+                 answer's body)",
                 &["worker", "result"],
             )?,
             retries: b.counter(

@@ -317,7 +317,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let record = &mut self.progress.exchange.record;
         let (end, label) = relayed.ending.labels();
         record.end = end;
-        if relayed.committed || matches!(relayed.ending, Ending::Finished | Ending::Filter(_)) {
+        if relayed.committed || matches!(relayed.ending, Ending::Finished | Ending::Filter(_) | Ending::Shortened) {
             worker.note_answer();
         }
         if relayed.committed || !matches!(relayed.ending, Ending::Cut(_) | Ending::Timeout(_)) {
@@ -362,7 +362,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
                 self.session.end(AttemptEnd::Cut);
                 Ok(Attempted::Answered(Connection::Cut))
             }
-            Ending::Filter(stop) => {
+            Ending::Filter(_) | Ending::Shortened => {
                 let finished = opened.ended || observation.done;
                 if opened.ended {
                     gateway.fleet.upstream.release(target, opened.session).await;
@@ -371,6 +371,9 @@ impl<'a, 'b> Attempt<'a, 'b> {
                 }
                 // What the worker finished is part of a streaming session's context, of which the client knows nothing.
                 self.session.end(if finished { AttemptEnd::Broken } else { AttemptEnd::Cut });
+                let Ending::Filter(stop) = &relayed.ending else {
+                    return Ok(Attempted::Answered(Connection::Keep));
+                };
                 record.faults.push(stop.to_string());
                 if relayed.committed {
                     record.error = Some(Kind::Plugin.row().code).filter(|_| matches!(stop, Stop::Failed(_)));

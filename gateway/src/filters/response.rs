@@ -400,6 +400,10 @@ impl ResponseFilter for ChunkFilter<'_> {
         ChunkFilter::released(self).boxed()
     }
 
+    fn has_ended(&self) -> bool {
+        self.run.response_ended
+    }
+
     fn takes_more(&self) -> bool {
         self.full().is_none()
     }

@@ -40,6 +40,8 @@ pub enum Ending {
     Timeout(String),
     /// A filter ended it. The worker did nothing wrong.
     Filter(Stop),
+    /// A filter put the last piece into it before the worker had said its own: whole for the client.
+    Shortened,
 }
 
 impl Ending {
@@ -53,6 +55,7 @@ impl Ending {
             Self::Filter(Stop::Failed(_)) => ("plugin_failed", "plugin_failed"),
             Self::Filter(Stop::Answers(_)) => ("plugin_answer", "plugin_answer"),
             Self::Filter(Stop::Closes) => ("plugin_close", "plugin_close"),
+            Self::Shortened => ("plugin_end", "plugin_end"),
         }
     }
 }
@@ -91,6 +94,9 @@ pub trait ResponseFilter: Send {
     /// # Errors
     /// As [`ResponseFilter::chunk`].
     fn released(&mut self) -> BoxFuture<'_, Result<Bytes, Stop>>;
+
+    /// A filter has put the last piece into the answer: nothing of what follows passes.
+    fn has_ended(&self) -> bool;
 
     /// Whether more of the answer is to be read: not while something is held back to its limit, under flow control.
     fn takes_more(&self) -> bool;
@@ -363,14 +369,18 @@ async fn relay_inner(
                     worker.note_heard();
                 }
                 Ok(Ready::Released(chunk)) => {
-                    if !chunk.is_empty() {
+                    let last = has_ended(filter);
+                    if !chunk.is_empty() || last {
                         writer.complete_head(filter, &opened.observer, late);
-                        if let Err(ending) = writer.write(client, chunk, false, HeaderMap::new()).await {
+                        if let Err(ending) = writer.write(client, chunk, last, HeaderMap::new()).await {
                             return ending;
                         }
-                        if let Err(ending) = tell(listener, filter) {
+                        if let (Err(ending), false) = (tell(listener, filter), last) {
                             return ending;
                         }
+                    }
+                    if last {
+                        return Ending::Shortened;
                     }
                     continue;
                 }
@@ -406,21 +416,25 @@ async fn relay_inner(
                 Ok(passed) => passed,
                 Err(ending) => return ending,
             };
+            let last = end || has_ended(filter);
             // As long as a filter holds what there is, the head waits with it: the filter may still answer in its place.
-            if chunk.is_empty() && !end {
+            if chunk.is_empty() && !last {
                 match broken {
                     Some(ending) => return ending,
                     None => continue,
                 }
             }
             writer.complete_head(filter, &opened.observer, late);
-            if let Err(ending) = writer.write(client, chunk, end, trailers).await {
+            if let Err(ending) = writer.write(client, chunk, last, trailers).await {
                 return ending;
             }
             writer.between_events = opened.observer.as_ref().is_some_and(Observer::between_events);
             // Nobody can end what has ended already.
-            if let (Err(ending), false) = (tell(listener, filter), end) {
+            if let (Err(ending), false) = (tell(listener, filter), last) {
                 return ending;
+            }
+            if last && !end {
+                return Ending::Shortened;
             }
         }
         if let Some(ending) = broken {
@@ -549,6 +563,10 @@ async fn read_ready(
             }
         }
     }
+}
+
+fn has_ended(filter: &Option<Box<dyn ResponseFilter + '_>>) -> bool {
+    filter.as_ref().is_some_and(|filter| filter.has_ended())
 }
 
 async fn released(filter: &mut Option<Box<dyn ResponseFilter + '_>>) -> Result<Bytes, Stop> {

@@ -3,7 +3,9 @@
 use crate::trials::writing;
 use serde_json::Value;
 use std::path::PathBuf;
-use turnstile_tests::harness::{Answer, CHAT, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, logs};
+use turnstile_tests::harness::{
+    Answer, CHAT, Flood, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, chat_stream, logs, until,
+};
 
 /// The probe of the conformance kit in Higress' dialect, with a program.
 pub fn probe(name: &str, program: &str) -> PluginText {
@@ -259,4 +261,29 @@ async fn plugins_of_the_dialect_share_their_data() {
     let rig = Setup::new().plugins(&all).start().await;
     assert_eq!(rig.post(CHAT, &chat("Hello")).await.status, 200);
     assert_eq!(said("reader").last().unwrap(), "> get_shared_data k =c = OK v");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_last_piece_ends_the_answer_and_the_worker_is_told_to_stop() {
+    let injects =
+        "on response_body\n  - inject_encoded_data_to_filter_chain \"data: [DONE]\\n\\n\" 1\n  return continue\n";
+    let at_the_head = "on response_headers\n  return 2\n";
+    for (name, program, text) in [("last-piece", injects, "data: [DONE]\n\n"), ("head-only", at_the_head, "")] {
+        logs();
+        let worker = Flood::start().await;
+        let all: Vec<PluginText> = std::iter::once(probe(name, program)).chain(built_in()).collect();
+        let rig = Setup::new().workers(0).external(worker.url()).plugins(&all).start().await;
+        // The connection serves the next turn as well.
+        let mut connection = rig.connect().await;
+        for turn in 1..=2 {
+            connection.send(&Request::json(CHAT, &chat_stream("Hello"))).await;
+            let answer = connection.answer().await;
+            assert_eq!((answer.status, answer.complete), (200, true), "{name}");
+            assert!(answer.text().ends_with(text) && (name != "head-only" || answer.body.is_empty()), "{name}");
+            assert_eq!(rig.record_of(&answer).await["end"], "plugin_end", "{name}");
+            until("the worker's stream is broken off", async || worker.ended() == turn).await;
+        }
+        let ended = rig.metric("turnstile_attempts_total", &[("result", "plugin_end")]).await;
+        assert_eq!(ended, 2.0, "{name}");
+    }
 }
