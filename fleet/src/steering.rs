@@ -7,6 +7,8 @@
 
 mod page;
 
+use std::sync::LazyLock;
+
 use http::HeaderMap;
 use sha2::{Digest, Sha256};
 use turnstile_config::{Barred, Guarded, Namespace, Onward, PriorityMember, Steering};
@@ -303,11 +305,16 @@ fn of_header(name: &str) -> Option<Rule> {
     if !name.starts_with("x-") {
         return None;
     }
-    let fits = |pattern: &&str| match pattern.strip_suffix('*') {
-        Some(prefix) => name.starts_with(prefix),
-        None => name == *pattern,
+    // Patterns, without their `*` if they have one.
+    static PATTERNS: LazyLock<Vec<(&str, bool, Rule)>> = LazyLock::new(|| {
+        let of_row = |row: &'static Row| row.headers.iter().map(|pattern| (*pattern, row.rule));
+        let patterns = ROWS.iter().flat_map(of_row);
+        patterns.map(|(text, rule)| (text.trim_end_matches('*'), text.ends_with('*'), rule)).collect()
+    });
+    let fits = |(text, open, _): &&(&str, bool, Rule)| {
+        name.as_bytes().get(2) == text.as_bytes().get(2) && if *open { name.starts_with(text) } else { name == *text }
     };
-    ROWS.iter().find(|row| row.headers.iter().any(fits)).map(|row| row.rule)
+    PATTERNS.iter().find(fits).map(|(_, _, rule)| *rule)
 }
 
 // === impl Rule ===

@@ -1,6 +1,7 @@
 //! Headers that describe one connection, and stay on it.
 
-use http::{HeaderMap, HeaderName, header};
+use http::{HeaderMap, HeaderName, Response, StatusCode, header};
+use pingora_http::ResponseHeader;
 
 /// Headers that describe one connection (RFC 9110, section 7.6.1), whatever `Connection` says.
 const HOP_BY_HOP: [HeaderName; 7] = [
@@ -19,6 +20,19 @@ pub fn is_hop_by_hop(name: &HeaderName, connection: &[HeaderName]) -> bool {
     HOP_BY_HOP.contains(name) || HOP_BY_HOP_NAMES.contains(&name.as_str()) || connection.contains(name)
 }
 
+/// Takes the headers that belong to one hop out of a message.
+pub fn remove_hop_by_hop(headers: &mut HeaderMap, connection: &[HeaderName]) {
+    HOP_BY_HOP.iter().chain(connection).for_each(|name| drop(headers.remove(name)));
+    HOP_BY_HOP_NAMES.iter().for_each(|name| drop(headers.remove(*name)));
+}
+
+/// The head of an answer, as pingora has it. Its own ways to add a field read the name anew each time.
+pub fn response_head(status: StatusCode, headers: HeaderMap) -> ResponseHeader {
+    let mut parts = Response::new(()).into_parts().0;
+    (parts.status, parts.headers) = (status, headers);
+    ResponseHeader::from(parts)
+}
+
 /// The header names that `Connection` lists, beyond the fixed ones.
 pub fn connection_listed(headers: &HeaderMap) -> Vec<HeaderName> {
     headers
@@ -26,8 +40,9 @@ pub fn connection_listed(headers: &HeaderMap) -> Vec<HeaderName> {
         .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
-        .filter_map(|token| HeaderName::try_from(token.trim()).ok())
-        .filter(|name| name.as_str() != "close" && name.as_str() != "keep-alive")
+        .map(str::trim)
+        .filter(|name| !name.eq_ignore_ascii_case("close") && !name.eq_ignore_ascii_case("keep-alive"))
+        .filter_map(|name| HeaderName::try_from(name).ok())
         .collect()
 }
 

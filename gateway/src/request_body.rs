@@ -15,6 +15,8 @@ use tokio::time::{Instant, timeout_at};
 
 /// Room made for a body at first, at most. More comes as it is needed.
 const FIRST_ROOM: usize = 1024 * 1024;
+/// The longest piece of a body that is read piece by piece.
+const PIECE: usize = 64 * 1024;
 
 /// What a request body may be.
 #[derive(Debug, Clone, Copy)]
@@ -153,9 +155,6 @@ async fn read_direct(
     length: usize,
     held: &mut Held,
 ) -> Result<Bytes, Refusal> {
-    let left = || Refusal::new(Kind::ClientGone, "the client left");
-    let ServerSession::H1(session) = session else { return Err(left()) };
-    let client = ClientStream::of(session).ok_or_else(left)?;
     let end = Instant::now() + limits.total;
     let mut body = BytesMut::with_capacity(length.min(FIRST_ROOM));
     while body.len() < length {
@@ -163,14 +162,28 @@ async fn read_direct(
             // What a client declares is believed as far as it has sent that much already.
             body.reserve(body.len().min(length - body.len()));
         }
-        let pause = Instant::now() + limits.pause;
-        match timeout_at(pause.min(end), client.read_body(&mut body)).await {
-            Ok(Ok(read)) => held.grow(read, limits)?,
-            Ok(Err(_)) => return Err(left()),
-            Err(_) => return Err(too_slow(limits, pause < end)),
-        }
+        read_more(session, limits, end, held, &mut body).await?;
     }
     Ok(body.freeze())
+}
+
+/// Appends what there is of a body that was taken over, as far as there is room in `body`.
+async fn read_more(
+    session: &ServerSession,
+    limits: BodyLimits,
+    end: Instant,
+    held: &mut Held,
+    body: &mut BytesMut,
+) -> Result<(), Refusal> {
+    let left = || Refusal::new(Kind::ClientGone, "the client left");
+    let ServerSession::H1(session) = session else { return Err(left()) };
+    let client = ClientStream::of(session).ok_or_else(left)?;
+    let pause = Instant::now() + limits.pause;
+    match timeout_at(pause.min(end), client.read_body(body)).await {
+        Ok(Ok(read)) => held.grow(read, limits),
+        Ok(Err(_)) => Err(left()),
+        Err(_) => Err(too_slow(limits, pause < end)),
+    }
 }
 
 fn too_slow(limits: BodyLimits, paused: bool) -> Refusal {
@@ -209,6 +222,8 @@ pub fn is_empty(session: &mut ServerSession) -> bool {
 pub struct Pieces {
     limits: BodyLimits,
     declared: Option<usize>,
+    /// What is left of a body whose reading was taken over from pingora.
+    left: Option<usize>,
     so_far: usize,
     end: Instant,
 }
@@ -217,7 +232,7 @@ pub struct Pieces {
 
 impl Pieces {
     fn new(declared: Option<usize>, limits: BodyLimits) -> Self {
-        Self { limits, declared, so_far: 0, end: Instant::now() + limits.total }
+        Self { limits, declared, left: None, so_far: 0, end: Instant::now() + limits.total }
     }
 
     /// Begins to read a body without an encoding. Answers `Expect: 100-continue`, since nothing else would.
@@ -231,10 +246,11 @@ impl Pieces {
         }
         let head = session.req_header();
         let waits = head.version != Version::HTTP_10 && expects_continue(&head.headers);
-        if waits && !session.is_body_done() {
+        let left = take_over(session, declared);
+        if waits && !is_read(session) {
             session.write_continue_response().await.map_err(|e| gone(&e))?;
         }
-        Ok(Self::new(declared, limits))
+        Ok(Self { left, ..Self::new(declared, limits) })
     }
 
     /// The next piece as it came; nothing at the end.
@@ -244,6 +260,15 @@ impl Pieces {
     pub async fn next(&mut self, session: &mut ServerSession, held: &mut Held) -> Result<Option<Bytes>, Refusal> {
         let (limits, end) = (self.limits, self.end);
         let pause = Instant::now() + limits.pause;
+        if let Some(left) = &mut self.left {
+            if *left == 0 {
+                return Ok(None);
+            }
+            let mut piece = BytesMut::with_capacity(PIECE.min(*left));
+            read_more(session, limits, end, held, &mut piece).await?;
+            *left = left.saturating_sub(piece.len());
+            return Ok(Some(piece.freeze()));
+        }
         let piece = match timeout_at(pause.min(end), session.read_request_body()).await {
             Ok(Ok(Some(piece))) => piece,
             Ok(Ok(None)) => return Ok(None),

@@ -55,7 +55,7 @@ pub fn run(
 
 fn filter(plugin: &Plugin, request: &RecordedRequest) -> Result<(), String> {
     let head = request.head("self-test");
-    let map = RequestMap::new(head.method.clone(), head.path.clone(), "self-test", (*head.headers).clone());
+    let map = RequestMap::new(head.method.clone(), head.path.clone(), "self-test", Arc::clone(&head.headers));
     let size = request.body.len();
     let mut env = Lent::new(HttpEnv::request(map));
     env.request_body = Some(Body::new(request.body.clone()));

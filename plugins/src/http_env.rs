@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use hashbrown::HashMap;
@@ -15,8 +16,8 @@ use crate::pairs;
 /// Headers without pseudo-headers: trailers, or the common part of the maps below.
 #[derive(Clone, Debug, Default)]
 pub struct FieldMap {
-    /// The fields.
-    pub fields: HeaderMap,
+    /// The fields. Whoever writes gets a copy of their own, unless nobody else has them.
+    pub fields: Arc<HeaderMap>,
 }
 
 /// A request's headers with its pseudo-headers. `host` and `:authority` are the same thing here, shown as `:authority`.
@@ -30,7 +31,7 @@ pub struct RequestMap {
     pub authority: Bytes,
     /// `:scheme`; guests cannot change it.
     pub scheme: &'static str,
-    /// Everything else, without `host`.
+    /// Everything else. A `host` in it is not shown: it is [`RequestMap::authority`].
     pub fields: FieldMap,
     sealed: bool,
 }
@@ -79,8 +80,13 @@ pub struct HttpEnv {
 
 impl FieldMap {
     /// Wraps a header map.
-    pub fn new(fields: HeaderMap) -> Self {
-        Self { fields }
+    pub fn new(fields: impl Into<Arc<HeaderMap>>) -> Self {
+        Self { fields: fields.into() }
+    }
+
+    /// The fields, to be changed.
+    pub fn fields_mut(&mut self) -> &mut HeaderMap {
+        Arc::make_mut(&mut self.fields)
     }
 
     fn parse(name: &[u8], value: &[u8]) -> Result<(HeaderName, HeaderValue), Status> {
@@ -112,7 +118,7 @@ impl HeaderPairs for FieldMap {
     }
 
     fn for_each(&self, each: &mut dyn FnMut(&[u8], &[u8])) {
-        for (name, value) in &self.fields {
+        for (name, value) in &*self.fields {
             each(name.as_str().as_bytes(), value.as_bytes());
         }
     }
@@ -126,10 +132,11 @@ impl HeaderPairs for FieldMap {
         let (name, value) = Self::parse(name, value)?;
         self.has_room(&name, &value, name == CONTENT_LENGTH)?;
         // A second content-length would make the message ambiguous.
+        let fields = self.fields_mut();
         if name == CONTENT_LENGTH {
-            self.fields.insert(name, value);
+            fields.insert(name, value);
         } else {
-            self.fields.try_append(name, value).map_err(|_| Status::BadArgument)?;
+            fields.try_append(name, value).map_err(|_| Status::BadArgument)?;
         }
         Ok(())
     }
@@ -137,13 +144,15 @@ impl HeaderPairs for FieldMap {
     fn replace(&mut self, name: &[u8], value: &[u8]) -> Result<(), Status> {
         let (name, value) = Self::parse(name, value)?;
         self.has_room(&name, &value, true)?;
-        self.fields.try_insert(name, value).map_err(|_| Status::BadArgument)?;
+        self.fields_mut().try_insert(name, value).map_err(|_| Status::BadArgument)?;
         Ok(())
     }
 
     fn remove(&mut self, name: &[u8]) -> Result<(), Status> {
-        if let Ok(name) = HeaderName::from_bytes(name) {
-            self.fields.remove(name);
+        if let Ok(name) = HeaderName::from_bytes(name)
+            && self.fields.contains_key(&name)
+        {
+            self.fields_mut().remove(name);
         }
         Ok(())
     }
@@ -171,10 +180,15 @@ enum RequestName {
 }
 
 impl RequestMap {
-    /// A request for `path` (with query) at `authority`; a `host` field is taken out of `fields`.
-    pub fn new(method: Method, path: impl Into<Bytes>, authority: impl Into<Bytes>, mut fields: HeaderMap) -> Self {
-        let mut authority = authority.into();
-        if let Some(host) = fields.remove(HOST)
+    /// A request for `path` (with query) at `authority`, or else at the `host` among `fields`.
+    pub fn new(
+        method: Method,
+        path: impl Into<Bytes>,
+        authority: impl Into<Bytes>,
+        fields: impl Into<Arc<HeaderMap>>,
+    ) -> Self {
+        let (mut authority, fields) = (authority.into(), fields.into());
+        if let Some(host) = fields.get(HOST)
             && authority.is_empty()
         {
             authority = Bytes::copy_from_slice(host.as_bytes());
@@ -217,7 +231,7 @@ impl RequestMap {
 
 impl HeaderPairs for RequestMap {
     fn len(&self) -> usize {
-        4 + self.fields.len()
+        4 + self.fields.len() - self.fields.fields.get_all(HOST).iter().count()
     }
 
     fn for_each(&self, each: &mut dyn FnMut(&[u8], &[u8])) {
@@ -226,7 +240,9 @@ impl HeaderPairs for RequestMap {
         each(b":path", &self.path);
         each(b":method", self.method.as_str().as_bytes());
         each(b":scheme", self.scheme.as_bytes());
-        self.fields.for_each(each);
+        for (name, value) in self.fields.fields.iter().filter(|(name, _)| *name != HOST) {
+            each(name.as_str().as_bytes(), value.as_bytes());
+        }
     }
 
     fn get(&self, name: &[u8]) -> Option<Cow<'_, [u8]>> {
@@ -283,7 +299,7 @@ impl HeaderPairs for RequestMap {
 
 impl ResponseMap {
     /// A response.
-    pub fn new(status: StatusCode, fields: HeaderMap) -> Self {
+    pub fn new(status: StatusCode, fields: impl Into<Arc<HeaderMap>>) -> Self {
         Self { status, fields: FieldMap::new(fields), sealed: false }
     }
 

@@ -20,6 +20,15 @@ const NAMES: [&str; 8] = [
     TARGET_HEADERS[1],
     TARGET_HEADERS[2],
 ];
+/// Lengths of the names, as bits.
+const LENGTHS: u32 = {
+    let (mut lengths, mut at) = (0, 0);
+    while at < NAMES.len() {
+        lengths |= 1 << NAMES[at].len();
+        at += 1;
+    }
+    lengths
+};
 const SECRETS: usize = NAMES.len() - TARGET_HEADERS.len();
 
 /// Headers of a request that name the host it is to go to: plugins of Higress' dialect write them for the gateway, and to
@@ -56,6 +65,8 @@ impl SecretHeaders {
     /// Whether the header of this name is in the set.
     pub fn contains(self, name: &[u8]) -> bool {
         self.0 != 0
+            && name.len() < 32
+            && LENGTHS & (1 << name.len()) != 0
             && NAMES.iter().enumerate().any(|(at, secret)| {
                 self.0 & (1 << at) != 0 && secret.len() == name.len() && secret.as_bytes().eq_ignore_ascii_case(name)
             })

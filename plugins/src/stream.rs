@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use crate::abi::MapType;
 use crate::berth::Berth;
+use crate::callback::Callback;
 use crate::callout::Outgoing;
 use crate::env::{Lent, StreamEnv};
 use crate::instance::{Instance, StreamCall, guarded};
@@ -60,7 +61,7 @@ impl Stream {
     /// # Errors
     /// The fault; the caller applies the plugin's policy. So for all callbacks.
     pub fn on_request_headers<E: StreamEnv>(&mut self, env: &mut Lent<E>, end_of_stream: bool) -> CallResult {
-        let pairs = self.count(env, MapType::RequestHeaders);
+        let pairs = self.count(env, MapType::RequestHeaders, Callback::RequestHeaders);
         self.call(env, StreamCall::RequestHeaders { pairs, end_of_stream })
     }
 
@@ -77,7 +78,7 @@ impl Stream {
     /// # Errors
     /// As [`Stream::on_request_headers`].
     pub fn on_request_trailers<E: StreamEnv>(&mut self, env: &mut Lent<E>) -> CallResult {
-        let pairs = self.count(env, MapType::RequestTrailers);
+        let pairs = self.count(env, MapType::RequestTrailers, Callback::RequestTrailers);
         self.call(env, StreamCall::RequestTrailers { pairs })
     }
 
@@ -86,7 +87,7 @@ impl Stream {
     /// # Errors
     /// As [`Stream::on_request_headers`].
     pub fn on_response_headers<E: StreamEnv>(&mut self, env: &mut Lent<E>, end_of_stream: bool) -> CallResult {
-        let pairs = self.count(env, MapType::ResponseHeaders);
+        let pairs = self.count(env, MapType::ResponseHeaders, Callback::ResponseHeaders);
         self.call(env, StreamCall::ResponseHeaders { pairs, end_of_stream })
     }
 
@@ -108,7 +109,7 @@ impl Stream {
     /// # Errors
     /// As [`Stream::on_request_headers`].
     pub fn on_response_trailers<E: StreamEnv>(&mut self, env: &mut Lent<E>) -> CallResult {
-        let pairs = self.count(env, MapType::ResponseTrailers);
+        let pairs = self.count(env, MapType::ResponseTrailers, Callback::ResponseTrailers);
         self.call(env, StreamCall::ResponseTrailers { pairs })
     }
 
@@ -225,8 +226,11 @@ impl Stream {
         &self.plugin.loaded.spec.name
     }
 
-    /// Pairs of a map that the guest may see.
-    fn count<E: StreamEnv>(&self, env: &mut Lent<E>, map: MapType) -> usize {
+    /// Pairs of a map that the guest may see, if it has the callback that tells how many there are.
+    fn count<E: StreamEnv>(&self, env: &mut Lent<E>, map: MapType, told: Callback) -> usize {
+        if !self.plugin.loaded.callbacks.contains(told) {
+            return 0;
+        }
         let hidden = self.plugin.loaded.spec.veiled_headers().of_map(map);
         env.header_map(map).map_or(0, |map| map.len() - hidden.count(map))
     }

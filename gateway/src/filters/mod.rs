@@ -155,7 +155,7 @@ impl FilterRun {
             && let Ok(id) = HeaderValue::from_str(&env.head.request_id)
         {
             // There every request has its id in this header.
-            env.request.fields.fields.insert("x-request-id", id);
+            env.request.fields.fields_mut().insert("x-request-id", id);
         }
         let shard = gateway.next_shard();
         let open = |c: &crate::policy::ChainPlugin| (c.phase == Phase::Filter).then(|| c.plugin.open_stream(shard));
@@ -217,20 +217,23 @@ impl FilterRun {
     /// Where plugins of Higress' dialect want the request to go. What they wrote for that into its head is taken out.
     pub fn wanted(&mut self) -> Option<Wanted> {
         let host = self.env.override_host.take();
-        Wanted::take(host, &mut self.env.request.fields.fields)
+        Wanted::take(host, &mut self.env.request.fields)
     }
 
     /// The request's head as the filters left it.
     pub fn changed_head(&mut self) -> RequestHead {
         let mut head = self.env.head.clone();
-        let mut headers = self.env.request.fields.fields.clone();
-        if let Ok(host) = http::HeaderValue::from_bytes(&self.env.request.authority) {
-            headers.insert(header::HOST, host);
+        let request = &mut self.env.request;
+        let named = request.fields.fields.get(header::HOST).map(HeaderValue::as_bytes);
+        if named != Some(&request.authority[..])
+            && let Ok(host) = HeaderValue::from_bytes(&request.authority)
+        {
+            request.fields.fields_mut().insert(header::HOST, host);
         }
-        head.headers = Arc::new(headers);
-        head.path = self.env.request.path.clone();
-        head.method = self.env.request.method.clone();
-        self.env.request.seal();
+        head.headers = Arc::clone(&request.fields.fields);
+        head.path = request.path.clone();
+        head.method = request.method.clone();
+        request.seal();
         head
     }
 

@@ -106,7 +106,7 @@ impl FilterRun {
             let body = request_body::read(client, limits, room).await.map_err(FilterVerdict::Failed)?;
             if coded {
                 // What the filters see from now on is decoded.
-                self.env.request.fields.fields.remove(header::CONTENT_ENCODING);
+                self.env.request.fields.fields_mut().remove(header::CONTENT_ENCODING);
             }
             Source::Whole(Some(body))
         };

@@ -3,7 +3,7 @@
 use super::{Asked, BodyPause, FilterRun, FilterVerdict, HeldPart, Side, Step, Stopped, joined};
 use crate::errors::{Kind, Refusal};
 use crate::forward::relay::{ResponseFilter, Stop};
-use crate::headers::{connection_listed, is_hop_by_hop};
+use crate::headers::{connection_listed, remove_hop_by_hop, response_head};
 use crate::policy::Event;
 use crate::trailers;
 use bytes::{Bytes, BytesMut};
@@ -11,6 +11,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::{HeaderMap, header};
 use pingora_http::ResponseHeader;
+use std::sync::Arc;
 use turnstile_plugins::{Body, Callback, FaultKind, FieldMap, Injected, ResponseMap};
 
 /// The response-body side of the filters. A filter that pauses holds what it has seen until it goes on.
@@ -37,7 +38,8 @@ impl FilterRun {
         (self.response_stopped, self.late_head) = (None, false);
         self.injected.clear();
         self.framing = head.headers.get(header::TRANSFER_ENCODING).cloned();
-        self.env.response = Some(ResponseMap::new(head.status, head.headers.clone()));
+        let (status, shown) = (head.status, Arc::new(head.headers.clone()));
+        self.env.response = Some(ResponseMap::new(status, Arc::clone(&shown)));
         tokio::pin!(gone);
         for at in (0..self.entered).rev() {
             let end = end || self.response_ended;
@@ -62,8 +64,18 @@ impl FilterRun {
                 return verdict;
             }
         }
-        if let Some(changed) = self.response_head() {
-            *head = changed;
+        match &mut self.env.response {
+            // Nobody has changed it.
+            Some(map) if map.status == status && Arc::ptr_eq(&map.fields.fields, &shown) => {
+                map.seal();
+                // The body may still change, so no length holds.
+                head.remove_header(&header::CONTENT_LENGTH);
+            }
+            _ => {
+                if let Some(changed) = self.left_head() {
+                    *head = changed;
+                }
+            }
         }
         FilterVerdict::Go
     }
@@ -86,29 +98,26 @@ impl FilterRun {
     }
 
     /// The head of the answer as all filters have left it; it cannot be changed after that.
-    fn response_head(&mut self) -> Option<ResponseHeader> {
+    fn left_head(&mut self) -> Option<ResponseHeader> {
         let map = self.env.response.as_mut()?;
         let listed = connection_listed(&map.fields.fields);
-        let mut changed = ResponseHeader::build(map.status, Some(map.fields.fields.len() + 1)).ok()?;
-        for (name, value) in &map.fields.fields {
-            // The body may still change, so no length holds; the connection, and with it the framing, is the gateway's.
-            if *name != header::CONTENT_LENGTH && !is_hop_by_hop(name, &listed) {
-                let _ = changed.append_header(name.clone(), value.clone());
-            }
-        }
+        let mut changed = (*map.fields.fields).clone();
+        // The body may still change, so no length holds; the connection, and with it the framing, is the gateway's.
+        changed.remove(header::CONTENT_LENGTH);
+        remove_hop_by_hop(&mut changed, &listed);
         if let Some(framing) = self.framing.clone() {
-            let _ = changed.insert_header(header::TRANSFER_ENCODING, framing);
+            changed.insert(header::TRANSFER_ENCODING, framing);
         }
         map.seal();
-        Some(changed)
+        Some(response_head(map.status, changed))
     }
 
-    /// As [`FilterRun::response_head`], once, if the head has changed since it was first shown.
+    /// As [`FilterRun::left_head`], once, if the head has changed since it was first shown.
     pub fn changed_response_head(&mut self) -> Option<ResponseHeader> {
         if self.response_stopped.is_some() || !std::mem::take(&mut self.late_head) {
             return None;
         }
-        self.response_head()
+        self.left_head()
     }
 
     /// The body of an answer, piece by piece.
@@ -376,7 +385,7 @@ impl ChunkFilter<'_> {
                 out.extend_from_slice(&self.pass_from(held, at, false).await?);
             }
         }
-        let left = self.run.env.response_trailers.as_ref().map(|map| map.fields.clone()).unwrap_or_default();
+        let left = self.run.env.response_trailers.as_ref().map(|map| (*map.fields).clone()).unwrap_or_default();
         Ok((out.freeze(), trailers::passing(left)))
     }
 }

@@ -1,9 +1,10 @@
 //! The request a worker gets, and the head of the answer a client gets.
 
 use crate::forward::forwarded::{Origin, tell, tells_origin};
-use crate::headers::{connection_listed, is_hop_by_hop};
+use crate::headers::{connection_listed, is_hop_by_hop, response_head};
 use crate::upstream::{Head, HeadBuilder, Target};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use pingora_core::{ErrorType, OrErr as _};
 use pingora_http::ResponseHeader;
 use turnstile_config::Forwarded;
 use turnstile_fleet::steering::SteeringOptions;
@@ -117,7 +118,7 @@ pub fn for_client(
     framing: Framing,
     exact: bool,
 ) -> pingora_core::Result<ResponseHeader> {
-    let mut head = ResponseHeader::build_no_case(worker.status, Some(worker.headers.len() + 2))?;
+    let mut head = HeaderMap::with_capacity(worker.headers.len() + 2);
     let listed = connection_listed(&worker.headers);
     let mut has_length = false;
     for (name, value) in &worker.headers {
@@ -125,12 +126,13 @@ pub fn for_client(
             continue;
         }
         has_length |= *name == header::CONTENT_LENGTH;
-        head.append_header(name.clone(), value.clone())?;
+        head.try_append(name.clone(), value.clone()).or_err(ErrorType::InvalidHTTPHeader, "too many headers")?;
     }
     let bodiless = worker.status == http::StatusCode::NO_CONTENT || worker.status == http::StatusCode::NOT_MODIFIED;
     if !has_length && !bodiless && framing == Framing::Http11 {
-        head.insert_header(header::TRANSFER_ENCODING, "chunked")?;
+        head.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    head.insert_header("x-request-id", request_id)?;
-    Ok(head)
+    let id = HeaderValue::from_str(request_id).or_err(ErrorType::InvalidHTTPHeader, "a request id")?;
+    head.insert(REQUEST_ID, id);
+    Ok(response_head(worker.status, head))
 }

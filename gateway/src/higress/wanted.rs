@@ -5,11 +5,10 @@ use super::cluster;
 use super::hosts::address;
 use crate::generation::PoolRuntime;
 use crate::workers::Worker;
-use http::HeaderMap;
 use pingora_http::RequestHeader;
 use std::sync::Arc;
 use turnstile_fleet::ids::WorkerId;
-use turnstile_plugins::TARGET_HEADERS;
+use turnstile_plugins::{FieldMap, TARGET_HEADERS};
 
 /// Most hosts of one list.
 const MAX_HOSTS: usize = 16;
@@ -50,9 +49,10 @@ pub fn strip_request(head: &mut RequestHeader) {
 }
 
 /// Takes the headers that name a host out of a request: a client has nothing to say there, and a worker nothing to read.
-fn strip(headers: &mut HeaderMap) {
-    for name in TARGET_HEADERS {
-        headers.remove(name);
+fn strip(headers: &mut FieldMap) {
+    if TARGET_HEADERS.iter().any(|name| headers.fields.contains_key(*name)) {
+        let headers = headers.fields_mut();
+        TARGET_HEADERS.iter().for_each(|name| drop(headers.remove(*name)));
     }
 }
 
@@ -71,9 +71,9 @@ impl Kept {
 impl Wanted {
     /// What plugins said: `host` by import, which counts before what they wrote into the request's headers. These are taken
     /// out. Nothing if they said nothing.
-    pub fn take(host: Option<String>, headers: &mut HeaderMap) -> Option<Self> {
+    pub fn take(host: Option<String>, headers: &mut FieldMap) -> Option<Self> {
         let text = |name: &str| {
-            let value = headers.get(name)?.to_str().ok()?;
+            let value = headers.fields.get(name)?.to_str().ok()?;
             (value.len() <= MAX_BYTES).then(|| value.to_owned())
         };
         let list = host.or_else(|| text(ENDPOINT)).or_else(|| text(ORIGINAL_DESTINATION)).unwrap_or_default();
@@ -117,10 +117,12 @@ impl std::fmt::Display for Wanted {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use http::HeaderValue;
+    use http::{HeaderMap, HeaderValue};
 
-    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
-        pairs.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value))).collect()
+    fn headers(pairs: &[(&'static str, &'static str)]) -> FieldMap {
+        let pair =
+            |(name, value): &(&'static str, &'static str)| (name.parse().unwrap(), HeaderValue::from_static(value));
+        FieldMap::new(pairs.iter().map(pair).collect::<HeaderMap>())
     }
 
     #[test]
@@ -129,7 +131,7 @@ mod tests {
             headers(&[("x-a", "1"), (ENDPOINT, "10.0.0.1:1, 10.0.0.2:2,,"), (CLUSTER, "outbound|80||a.static")]);
         let wanted = Wanted::take(None, &mut map).unwrap();
         assert_eq!(wanted.hosts, ["10.0.0.1:1", "10.0.0.2:2"]);
-        assert_eq!(map, headers(&[("x-a", "1")]));
+        assert_eq!(map.fields, headers(&[("x-a", "1")]).fields);
         assert_eq!(Wanted::take(None, &mut map), None);
     }
 
@@ -137,16 +139,16 @@ mod tests {
     fn what_was_said_by_import_counts_first() {
         let mut map = headers(&[(ENDPOINT, "10.0.0.1:1"), (ORIGINAL_DESTINATION, "10.0.0.2:2")]);
         let wanted = Wanted::take(Some("10.0.0.3:3".to_owned()), &mut map).unwrap();
-        assert_eq!((wanted.hosts, map.len()), (vec!["10.0.0.3:3".to_owned()], 0));
+        assert_eq!((wanted.hosts, map.fields.len()), (vec!["10.0.0.3:3".to_owned()], 0));
     }
 
     #[test]
     fn odd_values_say_nothing_and_are_taken_out_all_the_same() {
         let mut map = headers(&[(ENDPOINT, " ,"), (ORIGINAL_DESTINATION, "")]);
-        map.insert(CLUSTER, HeaderValue::from_bytes(b"\xff").unwrap());
+        map.fields_mut().insert(CLUSTER, HeaderValue::from_bytes(b"\xff").unwrap());
         assert_eq!(Wanted::take(None, &mut map), None);
-        map.insert(CLUSTER, HeaderValue::from_str(&"a".repeat(MAX_BYTES + 1)).unwrap());
-        assert_eq!((Wanted::take(None, &mut map), map.len()), (None, 0));
+        map.fields_mut().insert(CLUSTER, HeaderValue::from_str(&"a".repeat(MAX_BYTES + 1)).unwrap());
+        assert_eq!((Wanted::take(None, &mut map), map.fields.len()), (None, 0));
         let many = vec!["h"; 100].join(",");
         assert_eq!(Wanted::take(Some(many), &mut map).unwrap().hosts.len(), MAX_HOSTS);
     }

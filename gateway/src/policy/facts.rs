@@ -164,7 +164,7 @@ impl TurnFacts {
 impl RequestHead {
     /// The headers with their pseudo-headers.
     pub fn request_map(&self) -> RequestMap {
-        RequestMap::new(self.method.clone(), self.path.clone(), self.authority.clone(), (*self.headers).clone())
+        RequestMap::new(self.method.clone(), self.path.clone(), self.authority.clone(), Arc::clone(&self.headers))
     }
 
     /// `request.*` and `source.*` in Envoy's encoding: numbers and times as 8 bytes little-endian, times in nanoseconds.

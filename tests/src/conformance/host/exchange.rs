@@ -390,6 +390,7 @@ impl Exchange<'_> {
     fn recorded(&self, passed: &[Piece]) -> Recorded {
         let Some(request) = &self.sent_request else { return Recorded::default() };
         let mut headers = fields(&request.fields.fields);
+        headers.retain(|(name, _)| name != "host");
         headers.push(("host".into(), request.authority.to_vec()));
         Recorded {
             method: request.method.to_string(),
