@@ -35,7 +35,7 @@ fn misbehaver() -> Guest {
 
 fn asking(what: &'static str) -> Lent<HttpEnv> {
     let mut env = request();
-    env.request.as_mut().unwrap().fields.fields.insert("x-do", what.parse().unwrap());
+    env.request.as_mut().unwrap().fields.fields_mut().insert("x-do", what.parse().unwrap());
     env
 }
 

@@ -6,7 +6,7 @@ use crate::rig::{Guest, Rig, header, map, request, results};
 
 fn secret_request() -> Lent<HttpEnv> {
     let mut env = request();
-    let fields = &mut env.request.as_mut().unwrap().fields.fields;
+    let fields = env.request.as_mut().unwrap().fields.fields_mut();
     fields.insert("authorization", "Bearer key".parse().unwrap());
     fields.insert("cookie", "a=1".parse().unwrap());
     env.properties.insert(b"request\0headers\0authorization".to_vec(), b"Bearer key".to_vec());
@@ -134,7 +134,7 @@ fn headers_that_name_a_host_are_for_plugins_of_higress_only() {
     let name = TARGET_HEADERS[2];
     let with_one = || {
         let mut env = request();
-        env.request.as_mut().unwrap().fields.fields.insert(name, "theirs".parse().unwrap());
+        env.request.as_mut().unwrap().fields.fields_mut().insert(name, "theirs".parse().unwrap());
         env
     };
     let mut env = with_one();

@@ -113,7 +113,7 @@ fn with_stream_isolation_a_fault_hurts_one_request_and_a_row_of_them_is_a_crash_
     );
     let rig = Rig::start(PluginSpec { stream_isolation: true, ..guest.spec() }).unwrap();
     let mut sound = request();
-    sound.request.as_mut().unwrap().fields.fields.remove("x-raw");
+    sound.request.as_mut().unwrap().fields.fields_mut().remove("x-raw");
     let mut other = rig.stream();
     other.on_request_headers(&mut sound, true).unwrap();
     for streak in 1..=3 {

@@ -76,7 +76,7 @@ fn nothing_is_allocated_for_an_empty_result() {
     .allocator(r#"(func (export "malloc") (param i32) (result i32) unreachable)"#)
     .start();
     let mut env = request();
-    env.request.as_mut().unwrap().fields.fields.insert("x-empty", "".parse().unwrap());
+    env.request.as_mut().unwrap().fields.fields_mut().insert("x-empty", "".parse().unwrap());
     assert_eq!(rig.results(&mut env), [0, 0, 0, 0]);
 }
 

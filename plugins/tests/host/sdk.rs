@@ -41,7 +41,7 @@ fn an_sdk_filter_runs_through_a_whole_exchange() {
 fn an_sdk_filter_answers_by_itself_and_ticks() {
     let rig = Rig::start(hello(r#"{"tick_ms": 20}"#)).unwrap();
     let mut env = request();
-    env.request.as_mut().unwrap().fields.fields.insert("x-block", "1".parse().unwrap());
+    env.request.as_mut().unwrap().fields.fields_mut().insert("x-block", "1".parse().unwrap());
     let outcome = rig.stream().on_request_headers(&mut env, true).unwrap();
     let response = outcome.effects.local_response.unwrap();
     assert_eq!((response.status, &response.body[..]), (403, b"blocked by hello\n".as_slice()));
@@ -58,7 +58,7 @@ fn an_sdk_filter_that_panics_or_loops_is_replaced() {
     let mut now = 0;
     for (name, kind) in [("x-trap", FaultKind::Trap), ("x-loop", FaultKind::Deadline)] {
         let mut env = request();
-        env.request.as_mut().unwrap().fields.fields.insert(name, "1".parse().unwrap());
+        env.request.as_mut().unwrap().fields.fields_mut().insert(name, "1".parse().unwrap());
         let fault = rig.stream().on_request_headers(&mut env, true).unwrap_err();
         assert_eq!(fault.kind, kind, "{fault}");
         rig.plugin.tick(now);
