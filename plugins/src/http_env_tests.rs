@@ -42,7 +42,7 @@ fn names_match_in_any_case_and_a_read_gives_the_first_value() {
     assert_eq!(get(&map, "ACCEPT").unwrap(), "a");
     map.replace(b"Accept", b"c").unwrap();
     assert_eq!(get(&map, "accept").unwrap(), "c");
-    assert_eq!(map.fields.len(), 1);
+    assert_eq!(map.len(), 4 + 1);
     map.remove(b"aCCEPT").unwrap();
     map.remove(b"accept").unwrap();
     assert_eq!(get(&map, "accept"), None);

@@ -125,7 +125,8 @@ async fn a_worker_that_a_policy_excludes_is_not_chosen_whoever_wants_it() {
     let wants = probe("wants", "on request_headers\n  - set_upstream_override_host right\n");
     let excludes = PluginText::new("excludes", "excludes.wasm", "route").key("callback_timeout_ms = 60000");
     let all: Vec<PluginText> = std::iter::once(wants).chain(built_in()).chain([excludes]).collect();
-    let setup = Setup::new().workers(2).worker_keys(0, "id = \"left\"").worker_keys(1, "id = \"right\"");
+    let setup = Setup::new().workers(2).pool("default", "", &[0, 1]);
+    let setup = setup.worker_keys(0, "id = \"left\"").worker_keys(1, "id = \"right\"");
     let excludes = writing(&[("route.exclude", "right")]);
     let rig = setup.plugins(&all).file("excludes.wasm", excludes.wasm()).start().await;
     for _ in 0..4 {
