@@ -30,8 +30,8 @@ use std::process::ExitCode;
 const HELP: &str = "\
 CPU time per request of the gateway beside a plain pingora proxy, and the weight of its parts.
 
-Usage: turnstile-bench [--quick] [--only TEXT] [--json FILE]
-       turnstile-bench --plugins [--quick] [--only TEXT] [--filter NAME=FILE ...] [--envoy FILE]
+Usage: turnstile-bench [--quick | --rounds N] [--only TEXT] [--json FILE]
+       turnstile-bench --plugins [--quick | --rounds N] [--only TEXT] [--filter NAME=FILE ...] [--envoy FILE]
 
   --plugins    the price of plugins instead: no plugin, the three policies, filters; each beside plain pingora and, with
                --envoy, beside an Envoy with the same filter
@@ -40,6 +40,7 @@ Usage: turnstile-bench [--quick] [--only TEXT] [--json FILE]
   --envoy FILE an Envoy binary
 
   --quick      one short round: shows that everything runs, numbers are rough
+  --rounds N   so many rounds, 1 to 1000, instead of 7: more of them tell close figures apart on a machine that does other things
   --only TEXT  only requests whose name has TEXT in it (\"500 B\", \"SSE\"), and nothing else
   --json FILE  writes every number there, round by round
   --help       this text
@@ -48,6 +49,7 @@ Usage: turnstile-bench [--quick] [--only TEXT] [--json FILE]
 #[derive(Default)]
 struct Options {
     quick: bool,
+    rounds: Option<usize>,
     only: String,
     json: Option<PathBuf>,
     plugins: bool,
@@ -89,6 +91,11 @@ fn options(words: &[&str]) -> Result<Options, String> {
     while let Some(word) = words.next() {
         match (*word, words.as_slice().first()) {
             ("--quick", _) => options.quick = true,
+            ("--rounds", Some(number)) => {
+                let rounds = number.parse().ok().filter(|rounds| (1..=1000).contains(rounds));
+                options.rounds = Some(rounds.ok_or_else(|| format!("--rounds {number}: a number from 1 to 1000"))?);
+                words.next();
+            }
             ("--plugins", _) => options.plugins = true,
             ("--filter", Some(text)) => {
                 let (name, file) =
@@ -127,9 +134,9 @@ fn price(options: &Options) -> Result<(), String> {
 fn effort(options: &Options) -> Effort {
     let only = options.only.clone();
     if options.quick {
-        Effort { only, rounds: 1, divide: 10, idle: 400 }
+        Effort { only, rounds: options.rounds.unwrap_or(1), divide: 10, idle: 400 }
     } else {
-        Effort { only, rounds: 7, divide: 1, idle: 2000 }
+        Effort { only, rounds: options.rounds.unwrap_or(7), divide: 1, idle: 2000 }
     }
 }
 
