@@ -224,6 +224,8 @@ pub struct Pieces {
     declared: Option<usize>,
     /// What is left of a body whose reading was taken over from pingora.
     left: Option<usize>,
+    /// Room for it: pieces that are short share it.
+    room: BytesMut,
     so_far: usize,
     end: Instant,
 }
@@ -232,7 +234,7 @@ pub struct Pieces {
 
 impl Pieces {
     fn new(declared: Option<usize>, limits: BodyLimits) -> Self {
-        Self { limits, declared, left: None, so_far: 0, end: Instant::now() + limits.total }
+        Self { limits, declared, left: None, room: BytesMut::new(), so_far: 0, end: Instant::now() + limits.total }
     }
 
     /// Begins to read a body without an encoding. Answers `Expect: 100-continue`, since nothing else would.
@@ -264,8 +266,11 @@ impl Pieces {
             if *left == 0 {
                 return Ok(None);
             }
-            let mut piece = BytesMut::with_capacity(PIECE.min(*left));
-            read_more(session, limits, end, held, &mut piece).await?;
+            if self.room.capacity() == 0 {
+                self.room.reserve(PIECE.min(*left));
+            }
+            read_more(session, limits, end, held, &mut self.room).await?;
+            let piece = self.room.split();
             *left = left.saturating_sub(piece.len());
             return Ok(Some(piece.freeze()));
         }
@@ -313,19 +318,28 @@ const DRAIN_TIME: Duration = Duration::from_secs(1);
 /// Where it is more, or a client waits to be asked for it, the connection is of no more use.
 pub async fn drain(session: &mut ServerSession) {
     let too_much = declared(session).is_some_and(|n| n > DRAIN_BYTES);
-    if too_much || expects_continue(&session.req_header().headers) || session.is_body_done() {
+    if too_much || expects_continue(&session.req_header().headers) || is_read(session) {
         return;
     }
-    let read = async {
-        let mut left = DRAIN_BYTES;
-        while let Ok(Some(piece)) = session.read_request_body().await {
-            match left.checked_sub(piece.len()) {
-                Some(rest) => left = rest,
-                None => break,
-            }
+    let _ = tokio::time::timeout(DRAIN_TIME, read_away(session)).await;
+}
+
+async fn read_away(session: &mut ServerSession) {
+    if let ServerSession::H1(session) = session
+        && let Some(client) = ClientStream::of(session)
+        && client.owes_body()
+    {
+        let mut rest = BytesMut::with_capacity(DRAIN_BYTES);
+        while client.read_body(&mut rest).await.is_ok_and(|read| read > 0) {}
+        return;
+    }
+    let mut left = DRAIN_BYTES;
+    while let Ok(Some(piece)) = session.read_request_body().await {
+        match left.checked_sub(piece.len()) {
+            Some(rest) => left = rest,
+            None => break,
         }
-    };
-    let _ = tokio::time::timeout(DRAIN_TIME, read).await;
+    }
 }
 
 /// The trailers of a body that was read to its end, if it has any.

@@ -369,11 +369,13 @@ impl<'a, 'b> Attempt<'a, 'b> {
                 } else {
                     opened.session.shutdown().await;
                 }
-                // What the worker finished is part of a streaming session's context, of which the client knows nothing.
-                self.session.end(if finished { AttemptEnd::Broken } else { AttemptEnd::Cut });
                 let Ending::Filter(stop) = &relayed.ending else {
+                    // To the client this looks like an answer that went into a streaming session's context.
+                    self.session.end(AttemptEnd::Broken);
                     return Ok(Attempted::Answered(Connection::Keep));
                 };
+                // What the worker finished is part of a streaming session's context, of which the client knows nothing.
+                self.session.end(if finished { AttemptEnd::Broken } else { AttemptEnd::Cut });
                 record.faults.push(stop.to_string());
                 if relayed.committed {
                     record.error = Some(Kind::Plugin.row().code).filter(|_| matches!(stop, Stop::Failed(_)));

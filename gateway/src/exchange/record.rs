@@ -128,8 +128,8 @@ pub struct Record {
     pub total_ms: f64,
     /// Status the client got; 499 when it left first.
     pub status: u16,
-    /// How the exchange ended: finished, refused, cut, client_gone, timeout, plugin_answer, plugin_failed, worker_error,
-    /// shutdown.
+    /// How the exchange ended: finished, refused, cut, client_gone, timeout, plugin_answer, plugin_close, plugin_end,
+    /// plugin_failed, worker_error, shutdown.
     pub end: &'static str,
     /// Our error code, when the answer was ours.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -13,8 +13,9 @@ use turnstile_plugins::{Body, Callback};
 struct Passing {
     /// What each filter that has paused holds, by position.
     held: Vec<Option<HeldPart>>,
-    /// What has come out behind the last filter.
-    out: Vec<Bytes>,
+    /// What has come out behind the last filter: one piece as it came, several joined.
+    out: Bytes,
+    joined: BytesMut,
     most: BodyLimits,
 }
 
@@ -96,7 +97,8 @@ impl FilterRun {
         limits: BodyLimits,
         room: &mut Held,
     ) -> Result<Bytes, FilterVerdict> {
-        let mut passing = Passing { held: vec![None; self.streams.len()], out: Vec::new(), most: limits };
+        let mut passing =
+            Passing { held: vec![None; self.streams.len()], out: Bytes::new(), joined: BytesMut::new(), most: limits };
         let wanted = (0..self.streams.len()).any(|at| self.wants(at, Callback::RequestBody));
         let watched = wanted || self.request_stopped.is_some();
         let coded = client.req_header().headers.contains_key(header::CONTENT_ENCODING);
@@ -353,20 +355,22 @@ impl Passing {
 
     /// Filters may make more of a body than may come.
     fn came_out(&mut self, piece: Bytes) -> Result<(), FilterVerdict> {
-        if !piece.is_empty() {
-            self.out.push(piece);
-        }
-        if self.out.iter().map(Bytes::len).sum::<usize>() > self.most.bytes {
+        if self.out.len() + self.joined.len() + piece.len() > self.most.bytes {
             return Err(FilterVerdict::Failed(request_body::too_large(self.most)));
+        }
+        if self.out.is_empty() && self.joined.is_empty() {
+            self.out = piece;
+        } else if !piece.is_empty() {
+            // A short piece may be all that is used of a large buffer.
+            let first = std::mem::take(&mut self.out);
+            self.joined.reserve(first.len() + piece.len());
+            self.joined.extend_from_slice(&first);
+            self.joined.extend_from_slice(&piece);
         }
         Ok(())
     }
 
-    fn into_body(mut self) -> Bytes {
-        match self.out.len() {
-            0 => Bytes::new(),
-            1 => self.out.pop().unwrap_or_default(),
-            _ => Bytes::from(self.out.concat()),
-        }
+    fn into_body(self) -> Bytes {
+        if self.joined.is_empty() { self.out } else { self.joined.freeze() }
     }
 }

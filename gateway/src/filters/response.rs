@@ -309,6 +309,9 @@ impl ChunkFilter<'_> {
     /// Waits until a filter that holds something lets it go.
     async fn released(&mut self) -> Result<Bytes, Stop> {
         loop {
+            if !self.run.injected.is_empty() {
+                return self.pass_injected().await;
+            }
             let stopped = self.run.response_stopped;
             let holds = stopped.map(|stopped| stopped.at).or_else(|| self.nearest_held());
             let Some(holds) = holds else { return std::future::pending().await };
@@ -333,8 +336,7 @@ impl ChunkFilter<'_> {
             };
             drop(shown);
             match asked {
-                Asked::Nothing if self.run.injected.is_empty() => {}
-                Asked::Nothing => return self.pass_injected().await,
+                Asked::Nothing => {}
                 Asked::End(verdict) => return self.ends(from, verdict),
                 Asked::Go => {
                     let before = self.pass_injected().await?;
@@ -410,7 +412,8 @@ impl ResponseFilter for ChunkFilter<'_> {
     }
 
     fn has_ended(&self) -> bool {
-        self.run.response_ended
+        // A head that waits for a filter has not gone on.
+        self.run.response_ended && self.run.response_stopped.is_none()
     }
 
     fn takes_more(&self) -> bool {

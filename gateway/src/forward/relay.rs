@@ -206,6 +206,11 @@ pub async fn relay(
         opened.ended |= drain(&mut opened.session).await;
         return Relayed { ending: Ending::Finished, committed, left, between_events };
     }
+    if complete && ending == Ending::Shortened {
+        // The worker has said all: nothing but the framing's end is missing here, too.
+        opened.ended |= drain(&mut opened.session).await;
+        return Relayed { ending: Ending::Finished, committed, left, between_events };
+    }
     Relayed { ending, committed, left, between_events }
 }
 
@@ -360,6 +365,14 @@ async fn relay_inner(
     opened.session.set_read_timeout(Some(between));
     loop {
         let mut broken = None;
+        if writer.head.is_some() && has_ended(filter) {
+            // Nothing of what the worker says is waited for.
+            writer.complete_head(filter, &opened.observer, late);
+            return match writer.write(client, Bytes::new(), true, HeaderMap::new()).await {
+                Ok(()) => Ending::Shortened,
+                Err(ending) => ending,
+            };
+        }
         if !opened.ended {
             // The first event is in hand already when a stream begins: take what is ready beside it, but do not wait.
             let wait = writer.holds || writer.head.is_none() || out.is_empty();

@@ -40,7 +40,7 @@ use workload::{Timing, Workload};
 use world::World;
 
 /// How turns ended that a worker had taken on: those are played.
-const ANSWERED: [&str; 4] = ["finished", "client_gone", "cut", "timeout"];
+const ANSWERED: [&str; 5] = ["finished", "client_gone", "cut", "timeout", "plugin_end"];
 
 /// What a replay came to, and how to show it.
 pub struct Replayed {

@@ -4,7 +4,7 @@ use crate::trials::writing;
 use serde_json::Value;
 use std::path::PathBuf;
 use turnstile_tests::harness::{
-    Answer, CHAT, Flood, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, chat_stream, logs, until,
+    Answer, CHAT, Flood, PluginText, Request, Rig, Scripted, Setup, WorkerExt, built_in, chat, chat_stream, logs, until,
 };
 
 /// The probe of the conformance kit in Higress' dialect, with a program.
@@ -287,4 +287,35 @@ async fn a_last_piece_ends_the_answer_and_the_worker_is_told_to_stop() {
         let ended = rig.metric("turnstile_attempts_total", &[("result", "plugin_end")]).await;
         assert_eq!(ended, 2.0, "{name}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_whole_answer_that_ends_at_its_head_is_not_waited_for() {
+    logs();
+    // Most of the body never comes.
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{";
+    let worker = Scripted::start(head).await;
+    let filter = probe("at-once", "on response_headers\n  return 2\n");
+    let all: Vec<PluginText> = std::iter::once(filter).chain(built_in()).collect();
+    let rig = Setup::new().workers(0).external(worker.url()).plugins(&all).start().await;
+    let answer = rig.post(CHAT, &chat("Hello")).await;
+    assert_eq!((answer.status, answer.complete, answer.body.len()), (200, true, 0));
+    assert_eq!(rig.record_of(&answer).await["end"], "plugin_end");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_last_piece_behind_all_that_the_worker_has_said_leaves_the_turn_finished() {
+    logs();
+    let event = "data: {\"id\":\"1\",\"object\":\"chat.completion.chunk\",\"model\":\"sim\",\"choices\":[{\"index\":0,\
+                 \"delta\":{\"content\":\"Hi\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+    // The last chunk is missing, as if it came in a packet of its own.
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    let worker = Scripted::start(format!("{head}{:x}\r\n{event}\r\n", event.len())).await;
+    let filter =
+        probe("own-end", "on response_body\n  - inject_encoded_data_to_filter_chain \"data: [DONE]\\n\\n\" 1\n");
+    let all: Vec<PluginText> = std::iter::once(filter).chain(built_in()).collect();
+    let rig = Setup::new().workers(0).external(worker.url()).plugins(&all).start().await;
+    let answer = rig.post(CHAT, &chat_stream("Hello")).await;
+    assert_eq!((answer.status, answer.complete, answer.text().as_str()), (200, true, "data: [DONE]\n\n"));
+    assert_eq!(rig.record_of(&answer).await["end"], "finished");
 }

@@ -1,8 +1,11 @@
 //! What a client that sends only what is new is told of its context, who waits for whom, and where its turns run.
 
+use crate::higress::probe;
 use serde_json::{Value, json};
 use turnstile_sim::{Fault, FaultKind, Place, SimConfig};
-use turnstile_tests::harness::{Answer, CHAT, Request, Rig, Setup, WorkerExt, chat_with, send, until};
+use turnstile_tests::harness::{
+    Answer, CHAT, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat_with, logs, send, until,
+};
 
 const GENERATE: &str = "/generate";
 const NOTE: &str = "x-turnstile-session-note";
@@ -132,6 +135,20 @@ async fn the_turn_after_a_cut_one_is_told_that_its_context_may_lack_it() {
     assert!(note(&next).starts_with("context incomplete"), "{}", note(&next));
     assert!(context(&next) < first + 40, "the cut turn is not in it");
     assert_eq!(note(&ask(&rig, "s", " three", None).await), "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_turn_after_one_that_a_filter_ended_is_told_that_its_context_is_lost() {
+    let ends =
+        "on response_headers\n  get_header_map_value request_headers x-short\n  if $status == 0\n    return 2\n  end\n";
+    logs();
+    let all: Vec<PluginText> = std::iter::once(probe("ends", ends)).chain(built_in()).collect();
+    let rig = setup().plugins(&all).start().await;
+    ask(&rig, "s", "one", Some("open")).await;
+    let short = rig.send(&long_turn("s").header("x-short", "1")).await;
+    assert_eq!((short.status, short.complete, short.body.len()), (200, true, 0));
+    let next = ask(&rig, "s", " three", None).await;
+    assert!(note(&next).starts_with("context lost") || note(&next).starts_with("no context"), "{}", note(&next));
 }
 
 #[tokio::test(flavor = "multi_thread")]
