@@ -210,13 +210,14 @@ impl Upstream {
     pub async fn connect(&self, target: &Target) -> pingora_core::Result<(Link, bool)> {
         let peer = &target.peer;
         let Some(address) = target.plain_address() else {
-            let (session, reused) = self.connector.get_http_session(peer).await?;
+            let (session, reused) = Box::pin(self.connector.get_http_session(peer)).await?;
             return Ok((Link::session(session), reused));
         };
         let idle = if target.fresh { None } else { self.idle.take(address) };
         Ok(match idle {
             Some(stream) => (Link::open(stream), true),
-            None => (Link::open(self.transport.new_stream(peer).await?), false),
+            // On the heap: making a connection takes much room, which every turn would hold and copy for the few that need it.
+            None => (Link::open(Box::pin(self.transport.new_stream(peer)).await?), false),
         })
     }
 
@@ -234,7 +235,9 @@ impl Upstream {
                     self.idle.put(address, stream, target.idle);
                 }
             }
-            (session, _) => self.connector.release_http_session(session, peer, peer.options.idle_timeout).await,
+            (session, _) => {
+                Box::pin(self.connector.release_http_session(session, peer, peer.options.idle_timeout)).await;
+            }
         }
     }
 

@@ -297,17 +297,23 @@ impl Instance {
     /// Ends a stream context: log, done, delete. After this its id is free.
     pub(crate) fn finish(&mut self, context: u32) -> wasmtime::Result<()> {
         self.goes_on(context);
-        if let Some(log) = self.exports.log.clone() {
+        if self.exports.log.is_some() {
             self.prepare(context, Callback::Log);
+        }
+        if let Some(log) = &self.exports.log {
             log.call(&mut self.store, context)?;
         }
-        if let Some(done) = self.exports.done.clone() {
+        if self.exports.done.is_some() {
             self.prepare(context, Callback::Done);
+        }
+        if let Some(done) = &self.exports.done {
             // A stream ends whatever the guest says.
             done.call(&mut self.store, context)?;
         }
-        if let Some(delete) = self.exports.delete.clone() {
+        if self.exports.delete.is_some() {
             self.prepare(context, Callback::Delete);
+        }
+        if let Some(delete) = &self.exports.delete {
             delete.call(&mut self.store, context)?;
         }
         let host = self.store.data_mut();

@@ -64,7 +64,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         Self { progress, placed, number, session, note: None }
     }
 
-    pub async fn run(mut self, client: &mut ServerSession) -> Result<Attempted, Refusal> {
+    pub async fn run(&mut self, client: &mut ServerSession) -> Result<Attempted, Refusal> {
         let Some(worker) = self.placed.flight.worker().cloned() else {
             return Err(Refusal::new(Kind::Internal, "the worker is gone"));
         };
@@ -190,7 +190,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
     }
 
     /// Nothing reached the client.
-    fn failed(mut self, worker: &Worker, fault: AttemptFault) -> Result<Attempted, Refusal> {
+    fn failed(&mut self, worker: &Worker, fault: AttemptFault) -> Result<Attempted, Refusal> {
         let label = fault.label();
         self.progress.gateway.metrics.attempts.with_label_values(&[&*worker.id, label]).inc();
         tracing::debug!(worker = %worker.id, label, reason = %fault.reason(), "attempt failed");
@@ -221,11 +221,11 @@ impl<'a, 'b> Attempt<'a, 'b> {
 
     /// The worker's answer has begun.
     async fn answered(
-        mut self,
+        &mut self,
         client: &mut ServerSession,
         worker: &Arc<Worker>,
         target: &Target,
-        mut opened: Opened,
+        mut opened: Box<Opened>,
         started: Instant,
         plan: &UpstreamPlan<'_>,
     ) -> Result<Attempted, Refusal> {
@@ -303,10 +303,10 @@ impl<'a, 'b> Attempt<'a, 'b> {
 
     #[allow(clippy::too_many_arguments)]
     async fn ended(
-        mut self,
+        &mut self,
         worker: &Arc<Worker>,
         target: &Target,
-        mut opened: Opened,
+        mut opened: Box<Opened>,
         relayed: &Relayed,
         worker_ttft_ms: f64,
         started: Instant,

@@ -89,7 +89,7 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
     let checked = head::check(client, &exchange.generation.config.limits);
     let asks = checked.is_ok() && client.req_header().method == Method::OPTIONS;
     let Some(route) = route.filter(|_| !asks) else {
-        return local::serve(gateway, client, &exchange.record.request_id, checked).await;
+        return Box::pin(local::serve(gateway, client, &exchange.record.request_id, checked)).await;
     };
 
     gateway.metrics.in_progress.with_label_values(&[label]).inc();
@@ -108,7 +108,7 @@ pub async fn serve(gateway: &Arc<Gateway>, client: &mut ServerSession) -> Connec
     };
     let connection = match served {
         Ok(connection) => connection,
-        Err(refusal) => refuse(gateway, client, route.protocol(), refusal, &mut exchange).await,
+        Err(refusal) => Box::pin(refuse(gateway, client, route.protocol(), refusal, &mut exchange)).await,
     };
     drop(progress);
     // Whatever became of it, and after the client has its answer.

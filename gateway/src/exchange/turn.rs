@@ -254,8 +254,12 @@ impl TurnInProgress<'_> {
         loop {
             self.exchange.record.attempts = retries.made() + 1;
             let left = total.saturating_sub(self.exchange.arrived.elapsed());
-            let placing = self.place(client, &wish, &retries, &mut permit);
-            let Ok(placed) = tokio::time::timeout(left, placing).await else {
+            // Pinned where it is: a future that is handed on is copied.
+            let placed = {
+                let placing = std::pin::pin!(self.place(client, &wish, &retries, &mut permit));
+                tokio::time::timeout(left, placing).await
+            };
+            let Ok(placed) = placed else {
                 let total_s = generation.config.timeouts.total_s;
                 return Err(Refusal::new(Kind::UpstreamTimeout, format!("timeouts.total_s = {total_s} is over")));
             };
@@ -277,7 +281,11 @@ impl TurnInProgress<'_> {
             permit = None;
             retries.placed();
             let worker = placed.flight.worker().cloned();
-            let replayable = match Attempt::new(self, placed, retries.made()).run(client).await? {
+            let attempted = {
+                let mut attempt = Attempt::new(self, placed, retries.made());
+                attempt.run(client).await?
+            };
+            let replayable = match attempted {
                 Attempted::Answered(connection) => return Ok(connection),
                 Attempted::Filtered(verdict) => {
                     return ended_by_filter(client, self.exchange, verdict, self.turn.route.protocol()).await;

@@ -86,7 +86,7 @@ pub async fn open(
     outgoing: Outgoing<'_>,
     watch: Option<&Watch>,
     stuck: impl Future<Output = ()>,
-) -> Result<Opened, AttemptFault> {
+) -> Result<Box<Opened>, AttemptFault> {
     tokio::pin!(stuck);
     let mut second;
     let mut target = outgoing.target;
@@ -101,18 +101,21 @@ pub async fn open(
             link.watch_trailers();
         }
         let started = Instant::now();
-        let begun = tokio::select! {
-            biased;
-            begun = tokio::time::timeout(outgoing.first_byte, begin(&mut link, target, &outgoing, watch)) => begun
-                .unwrap_or_else(|_| Err(AttemptFault::Timeout("no answer within timeouts.first_byte_s".into()))),
-            () = client_gone(client) => Err(AttemptFault::ClientGone),
-            () = &mut stuck => Err(AttemptFault::Stuck),
+        let begun = {
+            let begins = std::pin::pin!(begin(&mut link, target, &outgoing, watch));
+            tokio::select! {
+                biased;
+                begun = tokio::time::timeout(outgoing.first_byte, begins) => begun
+                    .unwrap_or_else(|_| Err(AttemptFault::Timeout("no answer within timeouts.first_byte_s".into()))),
+                () = client_gone(client) => Err(AttemptFault::ClientGone),
+                () = &mut stuck => Err(AttemptFault::Stuck),
+            }
         };
         match begun {
             Ok(begun) => {
                 let Begun { head, observer, pending, ended } = begun;
                 let Some(session) = link.into_session() else { return Err(AttemptFault::ClientGone) };
-                return Ok(Opened { session, head, observer, pending, ended });
+                return Ok(Box::new(Opened { session, head, observer, pending, ended }));
             }
             Err(AttemptFault::Broken { answered: false, .. }) if reused && started.elapsed() < STALE_WITHIN => {
                 link.shutdown().await;

@@ -190,11 +190,12 @@ pub async fn relay(
     let holds = opened.observer.is_some() && !streams(&opened.head);
     let measures = !streams(&opened.head) && !is_bodiless(client, &opened.head);
     let mut writer = Writer { head: Some(head), holds, measures, writing: false, between_events: false };
-    let run = relay_inner(client, opened, &mut writer, filter, listener, late, limits.between, worker);
-    let ending = match tokio::time::timeout(limits.total, run).await {
-        Ok(ending) => ending,
-        Err(_) => Ending::Timeout("timeouts.total_s is over".into()),
+    let ending = {
+        let run =
+            std::pin::pin!(relay_inner(client, opened, &mut writer, filter, listener, late, limits.between, worker));
+        tokio::time::timeout(limits.total, run).await
     };
+    let ending = ending.unwrap_or_else(|_| Ending::Timeout("timeouts.total_s is over".into()));
     let left = ending == Ending::ClientGone;
     let complete = opened.observer.as_ref().is_some_and(|o| o.observation().done);
     let committed = writer.head.is_none();

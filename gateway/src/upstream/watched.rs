@@ -4,6 +4,8 @@
 use crate::chunked::Chunks;
 use async_trait::async_trait;
 use http::HeaderMap;
+use httparse::ParserConfig;
+use memchr::memmem::Finder;
 use pingora_core::protocols::raw_connect::ProxyDigest;
 use pingora_core::protocols::tls::SslDigest;
 use pingora_core::protocols::{
@@ -11,10 +13,13 @@ use pingora_core::protocols::{
     UniqueID, UniqueIDType,
 };
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+static END_OF_HEAD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\r\n\r\n"));
 
 /// The longest head, and most fields of one, that is looked into.
 const HEAD_LIMIT: usize = 64 * 1024;
@@ -76,14 +81,21 @@ impl Watch {
                     *self = Self::Nothing;
                 }
             }
+            // Most heads come in one piece.
+            Self::Head(head)
+                if head.is_empty()
+                    && let Some(end) = END_OF_HEAD.find(bytes) =>
+            {
+                let (head, rest) = bytes.split_at(end + 4);
+                *self = if head.len() <= HEAD_LIMIT { Self::behind(head) } else { Self::Nothing };
+                self.see(rest);
+            }
             Self::Head(head) => {
                 let room = HEAD_LIMIT.saturating_sub(head.len());
                 let seen = head.len();
                 head.extend_from_slice(bytes.get(..room).unwrap_or(bytes));
                 // The empty line may have begun in what was there.
-                let Some(end) =
-                    memchr::memmem::find(head.get(seen.saturating_sub(3)..).unwrap_or_default(), b"\r\n\r\n")
-                else {
+                let Some(end) = END_OF_HEAD.find(head.get(seen.saturating_sub(3)..).unwrap_or_default()) else {
                     if head.len() >= HEAD_LIMIT {
                         *self = Self::Nothing;
                     }
@@ -100,9 +112,10 @@ impl Watch {
 
     /// What follows a head.
     fn behind(head: &[u8]) -> Self {
-        let mut fields = [httparse::EMPTY_HEADER; FIELDS];
-        let mut response = httparse::Response::new(&mut fields);
-        if !matches!(response.parse(head), Ok(httparse::Status::Complete(_))) {
+        let mut fields = [const { MaybeUninit::uninit() }; FIELDS];
+        let mut response = httparse::Response::new(&mut []);
+        let parsed = ParserConfig::default().parse_response_with_uninit_headers(&mut response, head, &mut fields);
+        if !matches!(parsed, Ok(httparse::Status::Complete(_))) {
             return Self::Nothing;
         }
         if response.code.is_some_and(|code| (100..200).contains(&code) && code != 101) {
