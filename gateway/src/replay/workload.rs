@@ -281,7 +281,8 @@ fn arrivals(entries: &[Entry], first_ms: u64, timing: Timing) -> Vec<Arrival> {
         let candidates = own.iter().chain(more.map(Vec::as_slice).unwrap_or_default());
         let before = candidates
             .filter_map(|&other| entries.get(other).map(|entry| (other, end_ms(entry))))
-            .filter(|(_, end)| *end <= entry.line.ts as f64)
+            // Arrivals are recorded in whole ms: what came in the ms in which another ended may have followed it.
+            .filter(|(_, end)| *end < entry.line.ts as f64 + 1.0)
             .max_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
         arrivals.push(match before {
             Some((other, end)) => Arrival::After(other, scaled(entry.line.ts as f64 - end)),

@@ -60,6 +60,10 @@ fn turns_follow_their_sessions_and_the_sub_agents_they_waited_for() {
         ]
     );
     assert_eq!(closed.following(), 3);
+    // Arrivals are in whole ms, ends are not.
+    let next = work(vec![line(1_000, 500.7, 1, None), line(1_500, 1.0, 1, None), line(1_500, 1.0, 1, None)], CLOSED);
+    let arrivals: Vec<Arrival> = (0..3).filter_map(|n| next.arrival(n)).collect();
+    assert_eq!(arrivals, [Arrival::At(0), Arrival::After(0, 0), Arrival::After(0, 0)]);
     let open = work(lines(), Timing { speed: 2.0, ..OPEN });
     assert_eq!(open.arrival(4), Some(Arrival::At(725_000)));
     let clusters: Vec<u32> = (0..5).map(|n| closed.cluster(n)).collect();
