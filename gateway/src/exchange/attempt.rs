@@ -9,9 +9,10 @@ use crate::filters::{FilterRun, FilterVerdict};
 use crate::forward::forwarded::Origin;
 use crate::forward::open::{Opened, Outgoing, Watch, open, streams};
 use crate::forward::relay::{
-    Ending, LateHeaders, Listener, RelayLimits, Relayed, ResponseFilter, Stop, is_bodiless, relay, takes_trailers,
+    Ending, LateHeaders, Listener, RelayLimits, Relayed, ResponseFilter, Stop, is_bodiless, relay,
 };
 use crate::forward::request::{Framing, Onward, for_client, for_worker};
+use crate::forward::writer::takes_trailers;
 use crate::forward::{AttemptFault, client_gone};
 use crate::placement::{self, Placed};
 use crate::policy::Teller;

@@ -8,6 +8,7 @@ pub mod forwarded;
 pub mod open;
 pub mod relay;
 pub mod request;
+pub mod writer;
 
 use crate::client_stream::ClientStream;
 use bytes::Bytes;
