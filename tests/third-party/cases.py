@@ -100,7 +100,7 @@ def statistics(stage):
         for stream in (False, True):
             answer = gateway.chat(stream=stream, **({"stream_options": {"include_usage": True}} if stream else {}))
             expect(answer.status == 200, f"{answer.status} {answer.text[:200]}")
-        gateway.records(2)
+        gateway.records()
         lines = [line for line in gateway.page("/metrics").splitlines() if line.startswith("turnstile_plugin_custom{")]
         counts = {line.split('name="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
         tokens = {name: value for name, value in counts.items() if name.endswith("token")}
@@ -187,7 +187,7 @@ def chain(stage, *rankers, weights=None, mappers=None):
 
 
 def workers_of(gateway, count):
-    records = gateway.records(count)[-count:]
+    records = gateway.records()[-count:]
     odd = {record.get("wanted") for record in records} - {"followed"}
     expect(not odd, f"choices that were not followed: {odd}")
     return [record["worker"] for record in records]
@@ -247,7 +247,7 @@ def least_load(stage):
             expect(gateway.chat().status == 200, "a chat failed")
         expect(slow.is_alive(), "the long chat was over too early")
         slow.join()
-        others = [record["worker"] for record in gateway.records(7) if record["completion_tokens"] < 4000]
+        others = [record["worker"] for record in gateway.records() if record["completion_tokens"] < 4000]
     expect(len(others) == 6, f"{len(others)} chats beside the long one")
     expect(busy not in others, f"the long one on {busy}, the others on {others}")
     return f"the long one on {busy}, the others on {sorted(set(others))}"

@@ -180,6 +180,8 @@ class Gateway:
     def __init__(self, binary, state, workers, plugins, upstreams):
         self.directory = tempfile.mkdtemp(prefix="turnstile-third-party-")
         self.access = pathlib.Path(self.directory, "access.log")
+        self.posted = 0
+        self.counting = threading.Lock()
         config = {
             "threads": 1,
             "listeners": [{"address": "127.0.0.1:0"}],
@@ -219,6 +221,8 @@ class Gateway:
         return self.post("/v1/chat/completions", body, headers)
 
     def post(self, path, body, headers=None):
+        with self.counting:
+            self.posted += 1
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             sent = {"content-type": "application/json", **(headers or {})}
@@ -228,15 +232,17 @@ class Gateway:
         finally:
             connection.close()
 
-    def records(self, count):
-        """The access log, once it has so many lines."""
+    def records(self):
+        """The access log, once it tells of every request that was posted: lines are written after their answers."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            lines = self.access.read_text(encoding="utf-8").splitlines() if self.access.exists() else []
-            if len(lines) >= count:
+            text = self.access.read_text(encoding="utf-8") if self.access.exists() else ""
+            # What follows the last line break is not written whole yet.
+            lines = text.split("\n")[:-1]
+            if len(lines) >= self.posted:
                 return [json.loads(line) for line in lines]
             time.sleep(0.02)
-        raise RuntimeError(f"the access log does not have {count} lines")
+        raise RuntimeError(f"{self.posted} requests were posted, and the access log has {len(lines)} lines")
 
     def refusal(self):
         """What it says when it does not start."""

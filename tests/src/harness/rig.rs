@@ -166,6 +166,12 @@ impl Rig {
         whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
+    /// The access log, once it has so many lines: they are written a little after their answers.
+    pub async fn access_log_of(&self, lines: usize) -> Vec<Value> {
+        let whole = || Some(self.access_log()).filter(|log| log.len() >= lines);
+        until_some(&format!("{lines} lines in the access log"), async || whole()).await
+    }
+
     /// The line of the access log about the request of this id.
     pub async fn record(&self, request_id: &str) -> Value {
         let find = || self.access_log().into_iter().find(|line| line["request_id"] == request_id);

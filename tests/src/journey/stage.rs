@@ -242,6 +242,17 @@ impl Stage {
         Ok(own.cloned().collect())
     }
 
+    /// The same, once there is one: lines are written a little after their answers.
+    ///
+    /// # Errors
+    /// The log cannot be read, or there is none for too long.
+    pub async fn served_by(&mut self, generation: u64) -> Result<Vec<Value>, String> {
+        self.until("the access log tells of the generation", async |stage| {
+            Ok(Some(stage.records(generation)?).filter(|records| !records.is_empty()))
+        })
+        .await
+    }
+
     /// Ends the agents, then the gateway, then the workers. Returns what was seen over all.
     ///
     /// # Errors

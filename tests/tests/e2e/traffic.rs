@@ -74,11 +74,12 @@ impl Traffic {
         .await;
     }
 
-    /// Ends it after the streams that run.
-    pub async fn end(mut self) {
+    /// Ends it after the streams that run. Returns how many turns were served in all.
+    pub async fn end(mut self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
         while let Some(ended) = self.tasks.join_next().await {
             ended.unwrap();
         }
+        self.served()
     }
 }
