@@ -256,6 +256,7 @@ impl Calls {
             return None;
         }
         let place = CallPlace::take(plugin)?;
+        plugin.stats.acts_apart();
         let mut token = self.last;
         loop {
             token = token.checked_add(1).unwrap_or(1);

@@ -294,6 +294,7 @@ impl Host {
         if context == self.lender {
             return;
         }
+        self.plugin.stats.acts_apart();
         let Some(slot) = self.streams.get(&context) else { return };
         let Some(berth) = &slot.berth else { return };
         // Between its callback that paused and the place where it waits an owner runs straight on and needs no lock of ours, so it

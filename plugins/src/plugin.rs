@@ -277,6 +277,12 @@ impl Plugin {
         self.inner.loaded.callbacks.contains(callback)
     }
 
+    /// True once its guests have had a reason to act for streams outside of the streams' own callbacks: a tick, a queue, a call to
+    /// an upstream, or a callback of another stream.
+    pub fn acts_apart(&self) -> bool {
+        self.inner.loaded.stats.acts_apart.load(Relaxed)
+    }
+
     /// The plugin's counters.
     pub fn stats(&self) -> PluginStats {
         let shards = self.inner.shards.len();

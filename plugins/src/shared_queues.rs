@@ -16,14 +16,15 @@ pub struct SharedQueues {
     inner: Arc<Mutex<Queues>>,
     items_per_queue: usize,
     bytes_per_queue: usize,
-    max_queues: usize,
+    queues_per_vm: usize,
 }
 
 #[derive(Debug, Default)]
 struct Queues {
-    by_name: HashMap<(String, Vec<u8>), u32>,
-    // Queue `id` is at `id - 1`: 0 is never a valid id.
-    queues: Vec<Queue>,
+    by_name: HashMap<String, HashMap<Vec<u8>, u32>>,
+    queues: HashMap<u32, Queue>,
+    /// 0 is never a valid id.
+    last_id: u32,
 }
 
 #[derive(Debug, Default)]
@@ -44,9 +45,15 @@ pub enum QueueError {
     /// The queue holds nothing.
     #[error("queue is empty")]
     Empty,
-    /// The queue, or the table of queues, holds as much as it may.
+    /// The queue holds as much as it may.
     #[error("queue is full")]
     Full,
+    /// The VM id has as many queues as it may.
+    #[error("too many queues")]
+    TooMany,
+    /// The name is over 1 KiB.
+    #[error("name is too long")]
+    LongName,
 }
 
 impl Default for SharedQueues {
@@ -56,42 +63,54 @@ impl Default for SharedQueues {
 }
 
 impl SharedQueues {
-    /// Queues that hold at most so many items and bytes each, and at most so many queues.
-    pub fn new(items_per_queue: usize, bytes_per_queue: usize, max_queues: usize) -> Self {
-        Self { inner: Arc::default(), items_per_queue, bytes_per_queue, max_queues }
+    /// Queues that hold at most so many items and bytes each, and at most so many queues for each VM id.
+    pub fn new(items_per_queue: usize, bytes_per_queue: usize, queues_per_vm: usize) -> Self {
+        Self { inner: Arc::default(), items_per_queue, bytes_per_queue, queues_per_vm }
     }
 
     /// The queue of this name, made if it is new; `consumer` is told of pushes from now on.
     ///
     /// # Errors
-    /// [`QueueError::Full`] if there are too many queues or the name is over 1 KiB.
+    /// [`QueueError::TooMany`], [`QueueError::LongName`].
     pub fn register(&self, vm_id: &str, name: &[u8], consumer: u64) -> Result<u32, QueueError> {
         if name.len() > MAX_NAME {
-            return Err(QueueError::Full);
+            return Err(QueueError::LongName);
         }
         let mut inner = self.inner.lock();
-        let key = (vm_id.to_owned(), name.to_vec());
-        let id = match inner.by_name.get(&key) {
+        let inner = &mut *inner;
+        let names = inner.by_name.entry_ref(vm_id).or_default();
+        let id = match names.get(name) {
             Some(id) => *id,
+            None if names.len() >= self.queues_per_vm => return Err(QueueError::TooMany),
             None => {
-                if inner.queues.len() >= self.max_queues {
-                    return Err(QueueError::Full);
+                // The highest id is for callers to give a meaning of their own.
+                while inner.last_id >= u32::MAX - 1 || inner.last_id == 0 || inner.queues.contains_key(&inner.last_id) {
+                    inner.last_id = if inner.last_id >= u32::MAX - 1 { 1 } else { inner.last_id + 1 };
                 }
-                inner.queues.push(Queue::default());
-                let id = u32::try_from(inner.queues.len()).map_err(|_| QueueError::Full)?;
-                inner.by_name.insert(key, id);
-                id
+                names.insert(name.to_vec(), inner.last_id);
+                inner.last_id
             }
         };
-        if let Some(queue) = inner.queue(id) {
-            queue.consumer = consumer;
-        }
+        inner.queues.entry(id).or_default().consumer = consumer;
         Ok(id)
+    }
+
+    /// Forgets the queues of VM ids that are not wanted any more, and what they hold.
+    pub fn retain(&self, mut wanted: impl FnMut(&str) -> bool) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        inner.by_name.retain(|vm_id, names| {
+            let stays = wanted(vm_id);
+            if !stays {
+                names.values().for_each(|id| drop(inner.queues.remove(id)));
+            }
+            stays
+        });
     }
 
     /// The queue of this name, if somebody registered it.
     pub fn resolve(&self, vm_id: &str, name: &[u8]) -> Option<u32> {
-        self.inner.lock().by_name.get(&(vm_id.to_owned(), name.to_vec())).copied()
+        self.inner.lock().by_name.get(vm_id)?.get(name).copied()
     }
 
     /// Puts an item at the end.
@@ -134,7 +153,7 @@ impl SharedQueues {
 
 impl Queues {
     fn queue(&mut self, id: u32) -> Option<&mut Queue> {
-        self.queues.get_mut((id as usize).checked_sub(1)?)
+        self.queues.get_mut(&id)
     }
 }
 

@@ -35,13 +35,28 @@ fn items_come_out_in_order_and_then_the_queue_is_empty() {
 #[test]
 fn queues_are_bounded_in_items_bytes_and_number() {
     let queues = SharedQueues::new(2, 10, 1);
+    assert_eq!(queues.register("vm", &[b'n'; MAX_NAME + 1], 1), Err(QueueError::LongName));
     let id = queues.register("vm", b"q", 1).unwrap();
-    assert_eq!(queues.register("vm", b"another", 1), Err(QueueError::Full));
-    let queues = SharedQueues::new(2, 10, 1);
-    assert_eq!(queues.register("vm", &[b'n'; MAX_NAME + 1], 1), Err(QueueError::Full));
-    let id = queues.register("vm", b"q", 1).unwrap_or(id);
+    assert_eq!(queues.register("vm", b"another", 1), Err(QueueError::TooMany));
+    queues.register("other", b"another", 1).expect("each VM id has its own");
     assert_eq!(queues.enqueue(id, &[0; 11]), Err(QueueError::Full));
     queues.enqueue(id, b"1").unwrap();
     queues.enqueue(id, b"2").unwrap();
     assert_eq!(queues.enqueue(id, b"3"), Err(QueueError::Full));
+}
+
+#[test]
+fn what_is_forgotten_makes_room_and_its_id_stands_for_nothing_else() {
+    let queues = SharedQueues::new(2, 10, 1);
+    let (gone, stays) = (queues.register("gone", b"q", 1).unwrap(), queues.register("stays", b"q", 1).unwrap());
+    for id in [gone, stays] {
+        queues.enqueue(id, b"1").unwrap();
+    }
+    queues.retain(|vm_id| vm_id == "stays");
+    assert_eq!((queues.resolve("gone", b"q"), queues.dequeue(gone)), (None, Err(QueueError::NotFound)));
+    assert_eq!(queues.resolve("stays", b"q"), Some(stays));
+    assert_eq!(&queues.dequeue(stays).unwrap()[..], b"1");
+    let new = queues.register("gone", b"another", 1).unwrap();
+    assert!(![gone, stays].contains(&new));
+    assert_eq!(queues.dequeue(new), Err(QueueError::Empty));
 }

@@ -1,6 +1,6 @@
 //! What a plugin has done so far, in numbers.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use crate::outcome::FaultKind;
@@ -22,6 +22,9 @@ pub(crate) struct StatsCounters {
     pub(crate) recycled: AtomicU64,
     /// Streams in a row that took an instance of their own down.
     pub(crate) stream_streak: AtomicU32,
+    /// Guests have acted, or asked for something that lets them act, for streams other than the one that they were called for:
+    /// ticks, queues, calls to upstreams.
+    pub(crate) acts_apart: AtomicBool,
 }
 
 /// Counters of one plugin at one moment.
@@ -80,6 +83,13 @@ impl StatsCounters {
     pub(crate) fn count_call(&self, started: Instant) {
         self.calls.fetch_add(1, Relaxed);
         self.nanoseconds.fetch_add(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    pub(crate) fn acts_apart(&self) {
+        // Read for each piece of an answer: written only where it changes something.
+        if !self.acts_apart.load(Relaxed) {
+            self.acts_apart.store(true, Relaxed);
+        }
     }
 
     pub(crate) fn saw_memory(&self, bytes: usize) {

@@ -2,7 +2,7 @@
 
 use crate::higress::Hosts;
 use crate::policy::RequestHead;
-use crate::policy::facts::{MAX_PATH, dotted};
+use crate::policy::facts::{MAX_PATH, dotted, split_path};
 use bytes::Bytes;
 use hashbrown::HashMap;
 use http::HeaderMap;
@@ -225,6 +225,10 @@ impl StreamEnv for FilterEnv {
             "request.path" => return Some(Cow::Borrowed(&self.request.path)),
             "request.method" => return Some(Cow::Borrowed(self.request.method.as_str().as_bytes())),
             "request.host" => return Some(Cow::Borrowed(&self.request.authority)),
+            "request.url_path" => return Some(Cow::Borrowed(split_path(&self.request.path).0)),
+            "request.query" => return split_path(&self.request.path).1.map(Cow::Borrowed),
+            "request.useragent" => return self.request.get(b"user-agent"),
+            "request.referer" => return self.request.get(b"referer"),
             // As on Envoy, what the client says it will be, if it does.
             "request.size" => {
                 let said = self.request.get(b"content-length");

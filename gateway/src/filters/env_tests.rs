@@ -57,6 +57,24 @@ fn the_size_is_what_the_client_says_it_will_be() {
 }
 
 #[test]
+fn what_is_seen_of_a_request_is_what_filters_have_made_of_it() {
+    let mut env = env();
+    let seen = |env: &mut FilterEnv| {
+        ["request.path", "request.url_path", "request.query", "request.useragent", "request.referer"]
+            .map(|name| read(env, name).map(|value| String::from_utf8(value).unwrap()))
+    };
+    let some = |text: &str| Some(text.to_owned());
+    assert_eq!(seen(&mut env), [some("/v1/x?q=1"), some("/v1/x"), some("q=1"), None, None]);
+    env.request.replace(b":path", b"/admin?").unwrap();
+    env.request.add(b"user-agent", b"agent").unwrap();
+    env.request.add(b"referer", b"here").unwrap();
+    assert_eq!(seen(&mut env), [some("/admin?"), some("/admin"), some(""), some("agent"), some("here")]);
+    env.request.replace(b":path", b"/plain").unwrap();
+    env.request.remove(b"user-agent").unwrap();
+    assert_eq!(seen(&mut env), [some("/plain"), some("/plain"), None, None, some("here")]);
+}
+
+#[test]
 fn a_header_name_may_hold_dots() {
     let mut env = env();
     assert_eq!(env.property(b"request\0headers\0x-a.b").unwrap(), b"dots".as_slice());

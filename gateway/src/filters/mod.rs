@@ -322,6 +322,21 @@ impl FilterRun {
         None
     }
 
+    /// Whether callbacks of other contexts may ever ask something of a filter that is there.
+    fn may_be_asked(&self) -> bool {
+        let acts = |(slot, c): (&Option<Stream>, &crate::policy::ChainPlugin)| slot.is_some() && c.plugin.acts_apart();
+        self.streams.iter().zip(self.generation.chain.iter()).any(acts)
+    }
+
+    /// What callbacks of other contexts have asked of a filter since, if anything.
+    fn asked_apart(&mut self, at: usize) -> Option<Effects> {
+        let stream = self.streams.get_mut(at)?.as_mut()?;
+        if !self.generation.chain.get(at)?.plugin.acts_apart() {
+            return None;
+        }
+        Some(stream.take_effects()).filter(|effects| !effects.is_empty())
+    }
+
     /// Waits until any filter is asked for something by another context. May be given up at any time.
     async fn effects(&mut self) -> (usize, Result<Effects, Box<Fault>>) {
         let parked = self.env.park();

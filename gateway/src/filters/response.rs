@@ -21,6 +21,8 @@ pub struct ChunkFilter<'a> {
     held: Vec<Option<HeldPart>>,
     /// How many of them, from the first, see what comes: once one has ended the answer, those in front of it.
     reach: usize,
+    /// One that waited and goes on.
+    going: Option<usize>,
 }
 
 impl FilterRun {
@@ -85,10 +87,18 @@ impl FilterRun {
         self.late_head = true;
         for at in (0..below).rev() {
             let end = self.response_ended;
-            match self.call(at, Side::Response, |s, env| s.on_response_headers(env, end)) {
+            let step = match self.call(at, Side::Response, |s, env| s.on_response_headers(env, end)) {
+                Step::Paused(BodyPause::GoesOn) if end && self.waits_for_a_body(at, Callback::ResponseBody) => {
+                    self.env.chunk = Body::default();
+                    self.call(at, Side::Response, |s, env| s.on_response_body(env, 0, true))
+                }
+                step => step,
+            };
+            match step {
                 Step::Go => {}
                 Step::Paused(pause) => {
-                    self.response_stopped = Some(Stopped { at, all: pause != BodyPause::GoesOn });
+                    // Behind the end no body comes that it could wait for.
+                    self.response_stopped = Some(Stopped { at, all: end || pause != BodyPause::GoesOn });
                     return None;
                 }
                 Step::End(verdict) => return Some(verdict),
@@ -124,7 +134,7 @@ impl FilterRun {
     pub fn response_body(&mut self) -> ChunkFilter<'_> {
         let held = vec![None; self.streams.len()];
         let reach = self.entered;
-        ChunkFilter { run: self, held, reach }
+        ChunkFilter { run: self, held, reach, going: None }
     }
 }
 
@@ -169,15 +179,47 @@ impl ChunkFilter<'_> {
         if self.run.ends_with_head && chunk.is_empty() {
             return Ok(chunk);
         }
-        // A filter has ended the answer behind its head.
         if self.run.response_ended {
+            self.settle_head().await?;
             return Ok(Bytes::new());
         }
-        let before = self.pass_injected().await?;
+        let before = self.catch_up().await?;
         if self.run.response_ended {
             return Ok(before);
         }
         Ok(joined(before.into(), self.pass_from(chunk, from, end).await?))
+    }
+
+    /// A filter has ended the answer behind its head: waits until no filter stops that head any more.
+    async fn settle_head(&mut self) -> Result<(), Stop> {
+        while let Some(Stopped { at, .. }) = self.run.response_stopped {
+            if let Some(verdict) = self.run.wait(at, Side::Response, std::future::pending()).await {
+                return self.ends(at, verdict);
+            }
+            self.let_go(at)?;
+        }
+        Ok(())
+    }
+
+    /// What callbacks of other contexts have asked for since, as it comes out.
+    async fn catch_up(&mut self) -> Result<Bytes, Stop> {
+        let mut out = BytesMut::from(self.pass_injected().await?);
+        for at in (0..self.reach).rev() {
+            let Some(effects) = self.run.asked_apart(at) else { continue };
+            let waits = self.waits(at);
+            match self.run.asked(Side::Response, waits, at, Ok(effects)) {
+                Asked::Nothing => out.extend_from_slice(&self.pass_injected().await?),
+                Asked::Go => out.extend_from_slice(&self.go_on(at).await?),
+                Asked::End(verdict) => return self.ends(at, verdict),
+            }
+        }
+        Ok(out.freeze())
+    }
+
+    /// Whether a filter waits with something: the head of the answer, or a part of its body.
+    fn waits(&self, at: usize) -> bool {
+        self.run.response_stopped.is_some_and(|stopped| stopped.at == at)
+            || self.held.get(at).is_some_and(Option::is_some)
     }
 
     /// What filters have put into the body goes on, below each of them.
@@ -306,20 +348,30 @@ impl ChunkFilter<'_> {
         }
     }
 
-    /// Waits until a filter that holds something lets it go.
-    async fn released(&mut self) -> Result<Bytes, Stop> {
+    /// Waits until a filter that holds something lets it go, or puts something in. Loses nothing when it is given up.
+    async fn ready(&mut self) -> Result<(), Stop> {
         loop {
-            if !self.run.injected.is_empty() {
-                return self.pass_injected().await;
+            if self.going.is_some() || !self.run.injected.is_empty() {
+                return Ok(());
             }
             let stopped = self.run.response_stopped;
             let holds = stopped.map(|stopped| stopped.at).or_else(|| self.nearest_held());
-            let Some(holds) = holds else { return std::future::pending().await };
+            let Some(holds) = holds else {
+                if !self.run.may_be_asked() {
+                    return std::future::pending().await;
+                }
+                let (from, effects) = self.run.effects().await;
+                match self.run.asked(Side::Response, false, from, effects) {
+                    Asked::End(verdict) => return self.ends(from, verdict),
+                    Asked::Go | Asked::Nothing => continue,
+                }
+            };
             // What a filter holds lies where callbacks for it see it, for as long as nothing else happens.
             let full = self.full();
             let shown = Shown::new(self, holds);
             let for_body = stopped.is_some_and(|stopped| !stopped.all) && shown.part.is_none();
-            let (from, effects) = if for_body && full.is_none() {
+            let ended = shown.filter.run.response_ended;
+            let (from, effects) = if for_body && full.is_none() && !ended {
                 // It waits for the body, which takes as long as it takes.
                 let (from, effects) = shown.filter.run.effects().await;
                 (from, Some(effects))
@@ -338,27 +390,46 @@ impl ChunkFilter<'_> {
             match asked {
                 Asked::Nothing => {}
                 Asked::End(verdict) => return self.ends(from, verdict),
-                Asked::Go => {
-                    let before = self.pass_injected().await?;
-                    // One that stopped at the head has not seen the body.
-                    let all = self.run.response_stopped == Some(Stopped { at: from, all: true });
-                    let held = self.take(from).bytes.freeze();
-                    self.let_go(from)?;
-                    let passed = self.pass_from(held, if all { from + 1 } else { from }, false).await?;
-                    return Ok(joined(before.into(), passed));
-                }
+                Asked::Go => self.going = Some(from),
             }
         }
     }
 
+    /// What [`ChunkFilter::ready`] has waited for. To be run to its end: pieces are on their way in it.
+    async fn release(&mut self) -> Result<Bytes, Stop> {
+        match self.going.take() {
+            Some(from) => self.go_on(from).await,
+            None => self.pass_injected().await,
+        }
+    }
+
+    /// A filter that waited goes on, and with it what it held.
+    async fn go_on(&mut self, from: usize) -> Result<Bytes, Stop> {
+        // One that stopped at the head has not seen the body.
+        let all = self.run.response_stopped == Some(Stopped { at: from, all: true });
+        let before = self.pass_injected().await?;
+        let held = self.take(from).bytes.freeze();
+        self.let_go(from)?;
+        let passed = self.pass_from(held, if all { from + 1 } else { from }, false).await?;
+        Ok(joined(before.into(), passed))
+    }
+
     async fn pass_trailers(&mut self, trailers: HeaderMap) -> Result<(Bytes, HeaderMap), Stop> {
-        // A filter has ended the answer behind its head, or they were told that it ends there.
-        if self.run.response_ended || self.run.ends_with_head {
+        // They were told that the answer ends with its head, or a filter has ended it there.
+        if self.run.ends_with_head {
+            return Ok((Bytes::new(), HeaderMap::new()));
+        }
+        if self.run.response_ended {
+            self.settle_head().await?;
             return Ok((Bytes::new(), HeaderMap::new()));
         }
         self.run.env.response_trailers = Some(FieldMap::new(trailers));
-        let mut out = BytesMut::new();
+        let mut out = BytesMut::from(self.catch_up().await?);
         for at in (0..self.reach).rev() {
+            if self.run.response_ended {
+                // A filter has put in the last piece, and nothing stands behind it.
+                return Ok((out.freeze(), HeaderMap::new()));
+            }
             if self.run.response_stopped == Some(Stopped { at, all: true }) {
                 if let Some(verdict) = self.run.wait(at, Side::Response, std::future::pending()).await {
                     return self.ends(at, verdict);
@@ -387,6 +458,9 @@ impl ChunkFilter<'_> {
                 out.extend_from_slice(&self.pass_from(held, at, false).await?);
             }
         }
+        if self.run.response_ended {
+            return Ok((out.freeze(), HeaderMap::new()));
+        }
         let left = self.run.env.response_trailers.as_ref().map(|map| (*map.fields).clone()).unwrap_or_default();
         Ok((out.freeze(), trailers::passing(left)))
     }
@@ -407,8 +481,12 @@ impl ResponseFilter for ChunkFilter<'_> {
         self.pass(chunk, end).boxed()
     }
 
-    fn released(&mut self) -> BoxFuture<'_, Result<Bytes, Stop>> {
-        ChunkFilter::released(self).boxed()
+    fn ready(&mut self) -> BoxFuture<'_, Result<(), Stop>> {
+        ChunkFilter::ready(self).boxed()
+    }
+
+    fn release(&mut self) -> BoxFuture<'_, Result<Bytes, Stop>> {
+        ChunkFilter::release(self).boxed()
     }
 
     fn has_ended(&self) -> bool {

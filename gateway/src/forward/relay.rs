@@ -87,11 +87,17 @@ pub trait ResponseFilter: Send {
     /// The answer ends here. What comes after that is seen by the filters in front of the one that ended it only.
     fn chunk(&mut self, chunk: Bytes, end: bool) -> BoxFuture<'_, Result<Bytes, Stop>>;
 
-    /// Resolves when something that was held back may go on. May be given up at any time.
+    /// Resolves when something that was held back may go on, or something was put in. May be given up at any time.
     ///
     /// # Errors
     /// As [`ResponseFilter::chunk`].
-    fn released(&mut self) -> BoxFuture<'_, Result<Bytes, Stop>>;
+    fn ready(&mut self) -> BoxFuture<'_, Result<(), Stop>>;
+
+    /// What may go on once [`ResponseFilter::ready`] says so. What is given up half way is lost.
+    ///
+    /// # Errors
+    /// As [`ResponseFilter::chunk`].
+    fn release(&mut self) -> BoxFuture<'_, Result<Bytes, Stop>>;
 
     /// A filter has put the last piece into the answer: nothing of what follows passes.
     fn has_ended(&self) -> bool;
@@ -429,11 +435,7 @@ async fn read_ready(
 ) -> Result<Ready, Ending> {
     let mut size = 0;
     if filter.as_ref().is_some_and(|filter| !filter.takes_more()) {
-        return tokio::select! {
-            biased;
-            () = client_gone(client) => Err(Ending::ClientGone),
-            released = released(filter) => released.map(Ready::Released).map_err(Ending::Filter),
-        };
+        return released(client, filter).await;
     }
     loop {
         let read = if !wait || size > 0 {
@@ -446,7 +448,10 @@ async fn read_ready(
                 biased;
                 read = upstream.read_response_body() => read,
                 () = client_gone(client) => return Err(Ending::ClientGone),
-                released = released(filter) => return released.map(Ready::Released).map_err(Ending::Filter),
+                ready = ready(filter) => {
+                    ready.map_err(Ending::Filter)?;
+                    return released(client, filter).await;
+                }
             }
         };
         match read {
@@ -481,10 +486,27 @@ fn has_ended(filter: &Option<Box<dyn ResponseFilter + '_>>) -> bool {
     filter.as_ref().is_some_and(|filter| filter.has_ended())
 }
 
-async fn released(filter: &mut Option<Box<dyn ResponseFilter + '_>>) -> Result<Bytes, Stop> {
+async fn ready(filter: &mut Option<Box<dyn ResponseFilter + '_>>) -> Result<(), Stop> {
     match filter {
-        Some(filter) => filter.released().await,
+        Some(filter) => filter.ready().await,
         None => std::future::pending().await,
+    }
+}
+
+/// Waits for what filters release, and for nothing else but the client.
+async fn released(
+    client: &mut ServerSession,
+    filter: &mut Option<Box<dyn ResponseFilter + '_>>,
+) -> Result<Ready, Ending> {
+    let Some(filter) = filter else { return Ok(Ready::Released(Bytes::new())) };
+    let run = async {
+        filter.ready().await?;
+        filter.release().await
+    };
+    tokio::select! {
+        biased;
+        () = client_gone(client) => Err(Ending::ClientGone),
+        released = run => released.map(Ready::Released).map_err(Ending::Filter),
     }
 }
 

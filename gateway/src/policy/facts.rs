@@ -159,6 +159,14 @@ impl TurnFacts {
     }
 }
 
+/// A path without its query, and the query if there is one.
+pub fn split_path(path: &[u8]) -> (&[u8], Option<&[u8]>) {
+    match path.iter().position(|byte| *byte == b'?') {
+        Some(at) => (path.get(..at).unwrap_or_default(), path.get(at + 1..)),
+        None => (path, None),
+    }
+}
+
 // === impl RequestHead ===
 
 impl RequestHead {
@@ -174,11 +182,10 @@ impl RequestHead {
         }
         let int = |n: i64| Some(Cow::Owned(n.to_le_bytes().to_vec()));
         let header = |name: &str| self.headers.get(name).map(|v| Cow::Borrowed(v.as_bytes()));
-        let query_at = self.path.iter().position(|b| *b == b'?');
         match name {
             "request.path" => Some(Cow::Borrowed(&self.path)),
-            "request.url_path" => self.path.get(..query_at.unwrap_or(self.path.len())).map(Cow::Borrowed),
-            "request.query" => self.path.get(query_at? + 1..).map(Cow::Borrowed),
+            "request.url_path" => Some(Cow::Borrowed(split_path(&self.path).0)),
+            "request.query" => split_path(&self.path).1.map(Cow::Borrowed),
             "request.method" => Some(Cow::Borrowed(self.method.as_str().as_bytes())),
             "request.host" => Some(Cow::Borrowed(&self.authority)),
             "request.scheme" => Some(Cow::Borrowed(b"http")),

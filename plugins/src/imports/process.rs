@@ -32,6 +32,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap("env", "proxy_set_tick_period_milliseconds", |call: Call<'_>, ms: u32| {
         run(call, |call| {
             let host = call.data_mut();
+            host.plugin.stats.acts_apart();
             host.tick_period_ms = ms;
             host.tick_changed = true;
             Ok(())

@@ -12,7 +12,8 @@ use crate::metrics::{MetricError, PluginMetrics};
 use crate::shared_data::SharedDataError;
 use crate::shared_queues::{QueueError, SharedQueues};
 
-/// The metric that a plugin gets when it has defined too many: it takes values and shows them to nobody.
+/// The metric that a plugin gets when it has defined too many, and the queue when it has registered too many: it takes values
+/// and shows them to nobody.
 const DISCARD: u32 = u32::MAX;
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
@@ -65,12 +66,20 @@ fn link_queues(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         run(call, |call| {
             let (memory, host) = split(call)?;
             let name = bytes(memory, name, len)?;
-            let id = queues(host)
-                .register(&host.plugin.spec.vm_id, name, host.consumer)
-                .map_err(|_| Status::InternalFailure)?;
-            if !host.queues.contains(&id) {
-                host.queues.push(id);
-            }
+            let id = match queues(host).register(&host.plugin.spec.vm_id, name, host.consumer) {
+                Ok(id) => {
+                    host.plugin.stats.acts_apart();
+                    if !host.queues.contains(&id) {
+                        host.queues.push(id);
+                    }
+                    id
+                }
+                Err(error) => {
+                    let words = format_args!("queue not registered: {error}; its items are dropped");
+                    mistake(host, Status::InternalFailure, words)?;
+                    DISCARD
+                }
+            };
             store_u32(call, id_at, id)
         })
     })?;
@@ -91,9 +100,12 @@ fn link_queues(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             // Checked first: an item taken out must not get lost.
             check_writable(call, pp, 4)?;
             check_writable(call, np, 4)?;
+            if id == DISCARD {
+                return Err(Status::Empty.into());
+            }
             let item = queues(call.data()).dequeue(id).map_err(|error| match error {
                 QueueError::Empty => Status::Empty,
-                QueueError::NotFound | QueueError::Full => Status::NotFound,
+                _ => Status::NotFound,
             })?;
             hand_over(call, &item, pp, np)
         })
@@ -101,12 +113,16 @@ fn link_queues(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     linker.func_wrap("env", "proxy_enqueue_shared_queue", |call: Call<'_>, id: u32, p: u32, n: u32| {
         run(call, |call| {
             let (memory, host) = split(call)?;
-            match queues(host).enqueue(id, bytes(memory, p, n)?) {
+            let item = bytes(memory, p, n)?;
+            if id == DISCARD {
+                return Ok(());
+            }
+            match queues(host).enqueue(id, item) {
                 Ok(()) => Ok(()),
-                Err(QueueError::NotFound | QueueError::Empty) => Err(Status::NotFound.into()),
                 Err(QueueError::Full) => {
                     mistake(host, Status::InternalFailure, format_args!("queue {id} is full; an item was dropped"))
                 }
+                Err(_) => Err(Status::NotFound.into()),
             }
         })
     })?;
