@@ -109,7 +109,7 @@ pub struct Metrics {
     pub completion_tokens: IntCounterVec,
     /// Calls into plugins.
     pub plugin_calls: IntCounterVec,
-    /// Seconds spent in plugins.
+    /// Wall time spent in plugins, s.
     pub plugin_seconds: prometheus::CounterVec,
     /// Events of answers that plugins asked for and were not told.
     pub events_left_out: IntCounter,
@@ -216,7 +216,8 @@ impl Metrics {
     /// Only when two metrics share a name, which a test excludes.
     pub fn new() -> prometheus::Result<Self> {
         let mut b = Builder { registry: Registry::new(), described: Vec::new() };
-        let plugin_seconds_help = "Seconds of CPU spent inside a plugin's callbacks";
+        let plugin_seconds_help =
+            "Seconds of wall time spent inside a plugin's callbacks, waits for a busy instance left out";
         b.note("turnstile_plugin_seconds_total", "counter", &["plugin"], plugin_seconds_help);
         let plugin_seconds = b.keep(prometheus::CounterVec::new(
             Opts::new("turnstile_plugin_seconds_total", plugin_seconds_help),
