@@ -277,6 +277,9 @@ impl Checker<'_> {
         if plugin.phase != Phase::Filter && plugin.dialect == Dialect::Higress {
             self.problem(&at.entry("dialect"), "plugins of Higress are filters; expected the phase \"filter\"");
         }
+        if plugin.phase != Phase::Filter && !plugin.response {
+            self.problem(&at.entry("response"), "only filters are shown answers, so this means nothing");
+        }
         self.virtual_machine(plugin, at);
         if plugin.phase == Phase::Background {
             self.background(plugin, at);

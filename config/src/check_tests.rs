@@ -492,6 +492,19 @@ fn a_plugin_of_the_background_has_nothing_that_is_about_requests() {
 }
 
 #[test]
+fn only_filters_can_let_answers_go_past_them() {
+    let module = format!("wasm = \"https://example.com/p.wasm\"\nsha256 = \"{}\"", "0".repeat(64));
+    let plugin = |phase| format!("[[plugins]]\nname = \"p\"\n{module}\nphase = \"{phase}\"\n");
+    let config = parse(&format!("{}response = false\n{MINIMAL}", plugin("filter"))).unwrap();
+    assert!(!config.plugins[0].response);
+    assert!(parse(&format!("{}{MINIMAL}", plugin("filter"))).unwrap().plugins[0].response);
+    for phase in ["admit", "route"] {
+        let problems = problems_of(&format!("{}response = false\n", plugin(phase)));
+        assert_eq!(problems, ["6:12: plugins[0].response: only filters are shown answers, so this means nothing"]);
+    }
+}
+
+#[test]
 fn virtual_machines_have_a_name_space_a_configuration_and_an_environment_within_bounds() {
     let plugin = "[[plugins]]\nname = \"p\"\nwasm = \"builtin:kv-affinity\"\nphase = \"route\"\n";
     let text = format!(

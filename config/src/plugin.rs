@@ -99,6 +99,11 @@ pub struct Plugin {
     /// What the plugin is told of an answer while it comes, by `proxy_on_foreign_function`; its bytes are not shown for it.
     #[serde(default)]
     pub events: Vec<PluginEvent>,
+    /// Calls the filter's callbacks for answers (`proxy_on_response_headers`, `_body`, `_trailers`). `false`: answers go past it,
+    /// at no cost and with their length; for modules that export those callbacks and do nothing in them, as all of the Rust
+    /// SDK's do. `events` come all the same.
+    #[serde(default = "default_response")]
+    pub response: bool,
     /// Headers that the plugin sees and may write although they let whoever reads them act for the client. Others of them are
     /// absent to it.
     #[serde(default)]
@@ -300,6 +305,10 @@ fn default_call_body_bytes() -> ByteSize {
     ByteSize::mib(4)
 }
 
+fn default_response() -> bool {
+    true
+}
+
 fn default_crash_limit() -> u32 {
     5
 }
@@ -331,6 +340,7 @@ impl Plugin {
             calls: default_calls(),
             call_body_bytes: default_call_body_bytes(),
             events: Vec::new(),
+            response: default_response(),
             secret_headers: Vec::new(),
             hostcalls: None,
             crash_limit: default_crash_limit(),

@@ -3,6 +3,7 @@
 
 use crate::builtin;
 use crate::callouts::{Destinations, PluginPort};
+use crate::gateway::STORE;
 use crate::generation::{BuildError, Foundation, Generation};
 use crate::module_file;
 use crate::module_store::digest;
@@ -10,10 +11,10 @@ use crate::policy::chain::Exported;
 use crate::policy::store::SharedStore;
 use crate::policy::{CanaryRun, ChainPlugin, PolicyStore};
 use crate::self_test;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use turnstile_config::{Config, Dialect, Isolation, Phase, Plugin as PluginConfig, PluginSource};
-use turnstile_plugins::{Callback, Plugin, PluginServices, PluginSpec, SecretHeaders};
+use turnstile_plugins::{Callback, Plugin, PluginServices, PluginSpec, SecretHeaders, SharedState};
 
 /// Where modules come from.
 pub enum Modules {
@@ -91,7 +92,7 @@ impl Start<'_> {
         let mut member = ChainPlugin::new(plugin, destinations, started, exported, found);
         member.canary = plugin.canary.clone().map(|options| CanaryRun::new(&plugin.name, options, canary_before));
         member.shadow = plugin.shadow.then(|| {
-            let space = self.foundation.shared.data.space(&format!("shadow/{}", plugin.name));
+            let space = self.foundation.shared.data.space(&shadow_space(&plugin.name));
             Arc::new(SharedStore(space)) as Arc<dyn PolicyStore>
         });
         Ok(member)
@@ -135,13 +136,7 @@ impl Start<'_> {
         spec.shards = plugin.instances.map_or(instances, |n| n as usize).max(1);
         spec.vm_configuration = plugin.vm_configuration.clone().into_bytes();
         spec.environment = plugin.environment.clone().into_iter().collect();
-        if plugin.dialect == Dialect::Higress {
-            // There the plugins of a gateway share one name space: those that belong together meet in it.
-            spec.vm_id.clear();
-        }
-        if let Some(vm_id) = &plugin.vm_id {
-            spec.vm_id.clone_from(vm_id);
-        }
+        vm_id(plugin).clone_into(&mut spec.vm_id);
         spec.recycle_bytes = plugin.recycle_memory_mib.map(|mib| (mib as usize) << 20);
         spec.dialect = match plugin.dialect {
             Dialect::Standard => turnstile_plugins::Dialect::Standard,
@@ -161,4 +156,30 @@ impl Start<'_> {
         spec.allowed_imports.clone_from(&plugin.hostcalls);
         spec
     }
+}
+
+/// The name space of a plugin's shared data and queues.
+fn vm_id(plugin: &PluginConfig) -> &str {
+    match (&plugin.vm_id, plugin.dialect) {
+        (Some(vm_id), _) => vm_id,
+        // There the plugins of a gateway share one name space: those that belong together meet in it.
+        (None, Dialect::Higress) => "",
+        (None, Dialect::Standard) => &plugin.name,
+    }
+}
+
+/// The name space of a shadow's own store.
+fn shadow_space(plugin: &str) -> String {
+    format!("shadow/{plugin}")
+}
+
+/// Forgets what plugins that are in none of these configurations have left in the shared state.
+pub fn forget_others(shared: &SharedState, configs: &[Arc<Config>]) {
+    let plugins = || configs.iter().flat_map(|config| &config.plugins);
+    let names: HashSet<&str> = plugins().map(|plugin| plugin.name.as_str()).collect();
+    let vm_ids: HashSet<&str> = plugins().map(vm_id).collect();
+    let shadows: HashSet<String> = plugins().filter(|p| p.shadow).map(|p| shadow_space(&p.name)).collect();
+    shared.data.retain(|space| space == STORE || vm_ids.contains(space) || shadows.contains(space));
+    shared.queues.retain(|vm_id| vm_ids.contains(vm_id));
+    shared.metrics.retain(|name| names.contains(name));
 }

@@ -3,7 +3,7 @@
 use crate::clock::now_ms;
 use crate::gateway::Gateway;
 use crate::generation::{Generation, Prepared, prepare};
-use crate::plugin_start::Modules;
+use crate::plugin_start::{Modules, forget_others};
 use crate::probation::release_all;
 use crate::ticks::Ticks;
 use notify::event::{AccessKind, AccessMode, ModifyKind};
@@ -156,13 +156,19 @@ pub(crate) fn put_in_place(
     number: u64,
 ) -> Arc<Generation> {
     // What the plugins that go have counted would be lost with them.
-    for plugin in gateway.generation.load().chain.iter() {
+    let previous = gateway.generation.load_full();
+    for plugin in previous.chain.iter() {
         plugin.export(&gateway.metrics);
     }
     let generation = Arc::new(prepared.commit(number, &gateway.foundation, &gateway.fleet));
     ticks.adopt(&generation);
     gateway.metrics.generation.set(i64::try_from(generation.number).unwrap_or(i64::MAX));
     gateway.generation.store(Arc::clone(&generation));
+    // What plugins share stays for all that still serve or may come back.
+    let mut configs = gateway.history.configs();
+    configs.extend(gateway.probation.kept().map(|kept| Arc::clone(&kept.config)));
+    configs.extend([&previous, &generation].map(|one| Arc::clone(&one.config)));
+    forget_others(&gateway.foundation.shared, &configs);
     generation
 }
 

@@ -184,6 +184,11 @@ impl History {
         self.kept.lock().iter().map(|kept| kept.number).collect()
     }
 
+    /// Configurations of the generations that can come back.
+    pub fn configs(&self) -> Vec<Arc<Config>> {
+        self.kept.lock().iter().map(|kept| Arc::clone(&kept.config)).collect()
+    }
+
     /// The last rollback.
     pub fn last(&self) -> Option<RolledBack> {
         self.last.lock().clone()

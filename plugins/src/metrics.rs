@@ -27,8 +27,9 @@ pub struct PluginMetrics {
 #[derive(Debug, Default)]
 struct Registry {
     by_name: HashMap<(Arc<str>, MetricType, Arc<str>), u32>,
-    // Metric `id` is at `id - 1`.
-    metrics: Vec<Arc<Metric>>,
+    // Metric `id` is at `id - 1`; nothing where one was forgotten.
+    metrics: Vec<Option<Arc<Metric>>>,
+    free: Vec<u32>,
     defined: HashMap<Arc<str>, usize>,
 }
 
@@ -117,16 +118,34 @@ impl PluginMetrics {
         }
         *defined += 1;
         let buckets = (kind == MetricType::Histogram).then(Box::default);
-        registry.metrics.push(Arc::new(Metric {
-            plugin: Arc::clone(plugin),
-            name,
-            kind,
-            value: AtomicU64::new(0),
-            buckets,
-        }));
-        let id = u32::try_from(registry.metrics.len()).map_err(|_| MetricError::Full)?;
+        let metric = Arc::new(Metric { plugin: Arc::clone(plugin), name, kind, value: AtomicU64::new(0), buckets });
+        let id = match registry.free.pop() {
+            Some(id) => id,
+            None => {
+                registry.metrics.push(None);
+                u32::try_from(registry.metrics.len()).map_err(|_| MetricError::Full)?
+            }
+        };
+        if let Some(place) = place(&mut registry.metrics, id) {
+            *place = Some(metric);
+        }
         registry.by_name.insert(key, id);
         Ok(id)
+    }
+
+    /// Forgets the metrics of plugins that are not wanted any more.
+    pub fn retain(&self, mut wanted: impl FnMut(&str) -> bool) {
+        let mut registry = self.inner.write();
+        let registry = &mut *registry;
+        registry.defined.retain(|plugin, _| wanted(plugin));
+        registry.by_name.retain(|(plugin, ..), id| {
+            let stays = registry.defined.contains_key(plugin);
+            if !stays && let Some(place) = place(&mut registry.metrics, *id) {
+                *place = None;
+                registry.free.push(*id);
+            }
+            stays
+        });
     }
 
     /// Adds to a counter (only upward) or a gauge (either way, stopping at 0).
@@ -186,16 +205,16 @@ impl PluginMetrics {
         Ok(metric.value.load(Relaxed))
     }
 
-    /// All metrics, in the order of their definition.
+    /// All metrics, in the order of their ids.
     pub fn snapshot(&self) -> Vec<MetricSnapshot> {
-        self.inner.read().metrics.iter().map(|metric| metric.snapshot()).collect()
+        self.inner.read().metrics.iter().flatten().map(|metric| metric.snapshot()).collect()
     }
 
     fn metric(&self, plugin: &str, id: u32) -> Result<Arc<Metric>, MetricError> {
         let registry = self.inner.read();
         let at = (id as usize).checked_sub(1).ok_or(MetricError::NotFound)?;
         match registry.metrics.get(at) {
-            Some(metric) if &*metric.plugin == plugin => Ok(Arc::clone(metric)),
+            Some(Some(metric)) if &*metric.plugin == plugin => Ok(Arc::clone(metric)),
             _ => Err(MetricError::NotFound),
         }
     }
@@ -213,6 +232,10 @@ impl Metric {
         };
         MetricSnapshot { plugin: Arc::clone(&self.plugin), name: Arc::clone(&self.name), value }
     }
+}
+
+fn place(metrics: &mut [Option<Arc<Metric>>], id: u32) -> Option<&mut Option<Arc<Metric>>> {
+    metrics.get_mut((id as usize).checked_sub(1)?)
 }
 
 fn load(bucket: Option<&AtomicU64>) -> u64 {

@@ -71,3 +71,22 @@ fn metrics_are_bounded_in_number_and_name() {
         assert_eq!(metrics.define(&plugin("r"), MetricType::Counter, name), Err(MetricError::BadArgument));
     }
 }
+
+#[test]
+fn what_is_forgotten_makes_room_for_others() {
+    let metrics = PluginMetrics::new(2);
+    let gone = metrics.define(&plugin("gone"), MetricType::Counter, "n").unwrap();
+    let stays = metrics.define(&plugin("stays"), MetricType::Counter, "n").unwrap();
+    metrics.increment("stays", stays, 1).unwrap();
+    metrics.retain(|name| name == "stays");
+    assert_eq!(metrics.increment("gone", gone, 1), Err(MetricError::NotFound));
+    assert_eq!((metrics.get("stays", stays), metrics.snapshot().len()), (Ok(1), 1));
+    for round in 0..100 {
+        let name = format!("new{round}");
+        let id = metrics.define(&plugin(&name), MetricType::Gauge, "n").unwrap();
+        assert_eq!(id, gone, "the place is used again");
+        assert_eq!(metrics.get(&name, id), Ok(0));
+        metrics.retain(|name| name == "stays");
+    }
+    assert_eq!(metrics.get("stays", stays), Ok(1));
+}

@@ -72,9 +72,9 @@ impl SharedData {
         space
     }
 
-    /// Forgets a VM id; plugins that still hold its name space keep their data to themselves.
-    pub fn forget(&self, vm_id: &str) {
-        self.spaces.lock().remove(vm_id);
+    /// Forgets the VM ids that are not wanted any more; plugins that still hold such a name space keep its data to themselves.
+    pub fn retain(&self, mut wanted: impl FnMut(&str) -> bool) {
+        self.spaces.lock().retain(|vm_id, _| wanted(vm_id));
     }
 
     /// Bytes used by each VM id.

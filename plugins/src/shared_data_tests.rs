@@ -68,7 +68,11 @@ fn a_full_name_space_refuses_growth_but_not_replacement() {
 #[test]
 fn a_forgotten_name_space_starts_empty() {
     let data = SharedData::default();
-    data.space("vm").set(b"k", b"v", 0).unwrap();
-    data.forget("vm");
+    let held = data.space("vm");
+    held.set(b"k", b"v", 0).unwrap();
+    data.space("other").set(b"k", b"v", 0).unwrap();
+    data.retain(|vm_id| vm_id == "other");
     assert!(data.space("vm").get(b"k").is_none());
+    assert!(data.space("other").get(b"k").is_some());
+    assert!(held.get(b"k").is_some(), "who still holds it keeps it");
 }

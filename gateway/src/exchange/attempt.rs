@@ -235,9 +235,9 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let worker_ttft_ms = started.elapsed().as_secs_f64() * 1e3;
         exchange.record.ttft_ms = Some(ttft_ms);
         // A stream gets no length: when it breaks off, the client has to see that its end is missing.
-        let exact = !streams(&opened.head)
-            && opened.observer.as_ref().is_none_or(|o| !o.may_change_length())
-            && exchange.filters.is_none();
+        let filtered = exchange.filters.as_ref().is_some_and(FilterRun::take_part_in_answer);
+        let exact =
+            !streams(&opened.head) && opened.observer.as_ref().is_none_or(|o| !o.may_change_length()) && !filtered;
         let framing = Framing::of(client.req_header().version);
         let internal = |e: Box<pingora_core::Error>| Refusal::new(Kind::Internal, crate::upstream::describe(&e));
         let mut head = for_client(&opened.head, &exchange.record.request_id, framing, exact).map_err(internal)?;
@@ -253,13 +253,17 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let protocol = self.progress.turn.route.protocol();
         if let Some(filters) = &mut self.progress.exchange.filters {
             filters.connected(&opened.session);
+            if !filtered {
+                filters.passed_by(&head);
+            }
             let bodiless = is_bodiless(client, &opened.head) || (opened.ended && opened.pending.is_empty());
-            match filters.response_headers(&mut head, bodiless, client_gone(client)).await {
-                FilterVerdict::Go => {}
-                verdict => {
-                    self.session.end(AttemptEnd::Cut);
-                    return Ok(Attempted::Filtered(verdict));
-                }
+            let verdict = match filtered {
+                true => filters.response_headers(&mut head, bodiless, client_gone(client)).await,
+                false => FilterVerdict::Go,
+            };
+            if !matches!(verdict, FilterVerdict::Go) {
+                self.session.end(AttemptEnd::Cut);
+                return Ok(Attempted::Filtered(verdict));
             }
         }
         let exchange = &mut *self.progress.exchange;
@@ -279,8 +283,8 @@ impl<'a, 'b> Attempt<'a, 'b> {
             total: total.saturating_sub(exchange.arrived.elapsed()),
         };
         let mut filter: Option<Box<dyn ResponseFilter + '_>> = match &mut exchange.filters {
-            Some(filters) => Some(Box::new(filters.response_body())),
-            None => None,
+            Some(filters) if filtered => Some(Box::new(filters.response_body())),
+            _ => None,
         };
         let listens = exchange.generation.events.asked() != Asked::default();
         let mut listener: Option<Box<dyn Listener + '_>> = match &mut self.progress.policies {
@@ -294,6 +298,9 @@ impl<'a, 'b> Attempt<'a, 'b> {
             give_up::tell_broken(client, protocol, &relayed.ending, &mut filter).await;
         }
         drop(filter);
+        if let (Some(filters), false) = (&mut self.progress.exchange.filters, filtered) {
+            filters.body_passed_by(relayed.body_bytes);
+        }
         if relayed.committed
             && let Some(status) = self.progress.exchange.filters.as_ref().and_then(FilterRun::status)
         {

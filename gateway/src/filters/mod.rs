@@ -251,8 +251,33 @@ impl FilterRun {
 
     /// Whether a filter is there and has this callback.
     fn wants(&self, at: usize, callback: Callback) -> bool {
+        use Callback::{ResponseBody, ResponseHeaders, ResponseTrailers};
+        let of_answers = matches!(callback, ResponseHeaders | ResponseBody | ResponseTrailers);
         self.streams.get(at).is_some_and(Option::is_some)
-            && self.generation.chain.get(at).is_some_and(|c| c.plugin.exports(callback))
+            && self
+                .generation
+                .chain
+                .get(at)
+                .is_some_and(|c| c.plugin.exports(callback) && !(of_answers && c.ignores_answers))
+    }
+
+    /// Whether the worker's answer has to pass them. It goes past those that could do nothing about it, at no cost.
+    pub fn take_part_in_answer(&self) -> bool {
+        let entered = self.streams.iter().zip(self.generation.chain.iter()).take(self.entered);
+        entered.into_iter().any(|(slot, c)| slot.is_some() && c.takes_part_in_answers())
+    }
+
+    /// The answer goes past them: what is to be known of it at the end.
+    pub fn passed_by(&mut self, head: &pingora_http::ResponseHeader) {
+        self.answered = true;
+        if (0..self.entered).any(|at| self.wants(at, Callback::Log) || self.wants(at, Callback::Done)) {
+            self.answered(head);
+        }
+    }
+
+    /// So many bytes of a body went past them.
+    pub fn body_passed_by(&mut self, size: usize) {
+        self.env.response_size += size;
     }
 
     /// Whether a filter has a callback for the trailers of an answer.
@@ -272,6 +297,9 @@ impl FilterRun {
         side: Side,
         call: impl FnOnce(&mut Stream, &mut Lent<FilterEnv>) -> CallResult,
     ) -> Step {
+        if side == Side::Response && self.generation.chain.get(at).is_some_and(|c| c.ignores_answers) {
+            return Step::Go;
+        }
         let Some(stream) = self.streams.get_mut(at).and_then(Option::as_mut) else { return Step::Go };
         match call(stream, &mut self.env) {
             Ok(outcome) => self.outcome(at, side, outcome),

@@ -179,20 +179,25 @@ impl ChunkFilter<'_> {
         if self.run.ends_with_head && chunk.is_empty() {
             return Ok(chunk);
         }
-        if self.run.response_ended {
+        let mut out = Bytes::new();
+        if !self.run.response_ended {
+            out = self.catch_up().await?;
+        }
+        if !self.run.response_ended {
+            out = joined(out.into(), self.pass_from(chunk, from, end).await?);
+        }
+        if end {
             self.settle_head().await?;
-            return Ok(Bytes::new());
         }
-        let before = self.catch_up().await?;
-        if self.run.response_ended {
-            return Ok(before);
-        }
-        Ok(joined(before.into(), self.pass_from(chunk, from, end).await?))
+        Ok(out)
     }
 
-    /// A filter has ended the answer behind its head: waits until no filter stops that head any more.
+    /// At the end of the worker's answer, when a filter has ended it behind its head: waits until no filter stops that head any
+    /// more.
     async fn settle_head(&mut self) -> Result<(), Stop> {
-        while let Some(Stopped { at, .. }) = self.run.response_stopped {
+        while self.run.response_ended
+            && let Some(Stopped { at, .. }) = self.run.response_stopped
+        {
             if let Some(verdict) = self.run.wait(at, Side::Response, std::future::pending()).await {
                 return self.ends(at, verdict);
             }
@@ -415,20 +420,18 @@ impl ChunkFilter<'_> {
     }
 
     async fn pass_trailers(&mut self, trailers: HeaderMap) -> Result<(Bytes, HeaderMap), Stop> {
-        // They were told that the answer ends with its head, or a filter has ended it there.
+        // They were told that the answer ends with its head.
         if self.run.ends_with_head {
             return Ok((Bytes::new(), HeaderMap::new()));
         }
-        if self.run.response_ended {
-            self.settle_head().await?;
-            return Ok((Bytes::new(), HeaderMap::new()));
-        }
         self.run.env.response_trailers = Some(FieldMap::new(trailers));
-        let mut out = BytesMut::from(self.catch_up().await?);
+        let mut out = BytesMut::new();
+        if !self.run.response_ended {
+            out.extend_from_slice(&self.catch_up().await?);
+        }
         for at in (0..self.reach).rev() {
             if self.run.response_ended {
-                // A filter has put in the last piece, and nothing stands behind it.
-                return Ok((out.freeze(), HeaderMap::new()));
+                break;
             }
             if self.run.response_stopped == Some(Stopped { at, all: true }) {
                 if let Some(verdict) = self.run.wait(at, Side::Response, std::future::pending()).await {
@@ -459,6 +462,8 @@ impl ChunkFilter<'_> {
             }
         }
         if self.run.response_ended {
+            // Nothing stands behind the last piece that a filter has put in.
+            self.settle_head().await?;
             return Ok((out.freeze(), HeaderMap::new()));
         }
         let left = self.run.env.response_trailers.as_ref().map(|map| (*map.fields).clone()).unwrap_or_default();

@@ -159,6 +159,8 @@ pub struct Relayed {
     pub left: bool,
     /// What the client has of a stream ends where an event does.
     pub between_events: bool,
+    /// Bytes of the body that went to the client.
+    pub body_bytes: usize,
 }
 
 impl Relayed {
@@ -193,7 +195,7 @@ pub async fn relay(
 ) -> Relayed {
     let holds = opened.observer.is_some() && !streams(&opened.head);
     let measures = !streams(&opened.head) && !is_bodiless(client, &opened.head);
-    let mut writer = Writer { head: Some(head), holds, measures, writing: false, between_events: false };
+    let mut writer = Writer { head: Some(head), holds, measures, ..Writer::default() };
     let ending = {
         let run =
             std::pin::pin!(relay_inner(client, opened, &mut writer, filter, listener, late, limits.between, worker));
@@ -204,19 +206,20 @@ pub async fn relay(
     let complete = opened.observer.as_ref().is_some_and(|o| o.observation().done);
     let committed = writer.head.is_none();
     let between_events = !writer.writing && writer.between_events;
+    let body_bytes = writer.body_bytes;
     if left && complete && committed {
         // All that is missing is the framing's end; reading it keeps the worker's connection usable.
         hear(opened, listener);
         let _ = tell(listener, filter);
         opened.ended |= drain(&mut opened.session).await;
-        return Relayed { ending: Ending::Finished, committed, left, between_events };
+        return Relayed { ending: Ending::Finished, committed, left, between_events, body_bytes };
     }
     if complete && ending == Ending::Shortened {
         // The worker has said all: nothing but the framing's end is missing here, too.
         opened.ended |= drain(&mut opened.session).await;
-        return Relayed { ending: Ending::Finished, committed, left, between_events };
+        return Relayed { ending: Ending::Finished, committed, left, between_events, body_bytes };
     }
-    Relayed { ending, committed, left, between_events }
+    Relayed { ending, committed, left, between_events, body_bytes }
 }
 
 /// Reads what is left of an answer that has said its last. True when it came to its end.

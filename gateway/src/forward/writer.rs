@@ -6,12 +6,13 @@ use crate::client_stream::ClientStream;
 use crate::trailers;
 use crate::upstream::describe;
 use bytes::Bytes;
-use http::{HeaderMap, header};
+use http::{HeaderMap, StatusCode, header};
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::ResponseHeader;
 use turnstile_fleet::observe::Observer;
 
 /// Writes to the client: the head with the first piece of the body.
+#[derive(Default)]
 pub(super) struct Writer {
     /// Not yet sent.
     pub(super) head: Option<ResponseHeader>,
@@ -23,6 +24,10 @@ pub(super) struct Writer {
     pub(super) writing: bool,
     /// What was written ends where an event does.
     pub(super) between_events: bool,
+    /// Bytes of the body that were written.
+    pub(super) body_bytes: usize,
+    /// The head says that there is no body (204 and 304, as a filter may have made of it): none is written.
+    pub(super) bodiless: bool,
 }
 
 impl Writer {
@@ -50,11 +55,18 @@ impl Writer {
         end: bool,
         trailers: HeaderMap,
     ) -> Result<(), Ending> {
+        let mut chunk = chunk;
         let passes = !trailers.is_empty() && takes_trailers(client);
-        let trailers = if passes { trailers } else { HeaderMap::new() };
+        let mut trailers = if passes { trailers } else { HeaderMap::new() };
         if let Some(mut head) = self.head.take() {
-            let bodiless = matches!(head.status.as_u16(), 204 | 304);
-            if !trailers.is_empty() && !bodiless && Framing::of(client.req_header().version) == Framing::Http11 {
+            self.bodiless = matches!(head.status.as_u16(), 204 | 304);
+            if self.bodiless {
+                head.remove_header(&header::TRANSFER_ENCODING);
+                if self.measures || head.status == StatusCode::NO_CONTENT {
+                    // It would be that of a body which does not come.
+                    head.remove_header(&header::CONTENT_LENGTH);
+                }
+            } else if !trailers.is_empty() && Framing::of(client.req_header().version) == Framing::Http11 {
                 // Only chunks have room for them.
                 head.remove_header(&header::CONTENT_LENGTH);
                 head.insert_header(header::TRANSFER_ENCODING, "chunked").map_err(|e| Ending::Cut(describe(&e)))?;
@@ -73,6 +85,10 @@ impl Writer {
             client.write_response_header(Box::new(head)).await.map_err(|_| Ending::ClientGone)?;
         }
         self.writing = true;
+        if self.bodiless {
+            (chunk, trailers) = (Bytes::new(), HeaderMap::new());
+        }
+        self.body_bytes += chunk.len();
         let gone = |_| Ending::ClientGone;
         if trailers.is_empty() {
             client.write_response_body(chunk, end).await.map_err(gone)?;

@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use turnstile_config::{OnError, Phase, Plugin as PluginConfig};
 use turnstile_fleet::decision::Decision;
-use turnstile_plugins::{CallResult, Effects, Fault, FaultKind, Lent, LocalResponse, Plugin, PluginStats, Stream};
+use turnstile_plugins::{
+    CallResult, Callback, Effects, Fault, FaultKind, Lent, LocalResponse, Plugin, PluginStats, Stream,
+};
 
 /// One plugin of the chain.
 #[derive(Clone)]
@@ -31,6 +33,8 @@ pub struct ChainPlugin {
     pub destinations: Destinations,
     /// What it is told of answers.
     pub events: EventSet,
+    /// Its callbacks of the response side are not called.
+    pub ignores_answers: bool,
     /// How long its streams may go on once a newer generation is without it.
     pub drain: Option<Duration>,
     /// For a shadow: its own store.
@@ -70,6 +74,7 @@ impl ChainPlugin {
             pause: Duration::from_millis(config.pause_timeout_ms),
             destinations,
             events: EventSet::of(&config.events),
+            ignores_answers: !config.response,
             shadow: None,
             canary: None,
             canary_at: None,
@@ -80,6 +85,15 @@ impl ChainPlugin {
             configuration: config.config_json(),
             exported,
         }
+    }
+
+    /// Whether it may do anything about an answer, as a filter: by a callback of its own, because of an event, or from a tick, a
+    /// queue or a reply.
+    pub fn takes_part_in_answers(&self) -> bool {
+        let callbacks = [Callback::ResponseHeaders, Callback::ResponseBody, Callback::ResponseTrailers];
+        let sees =
+            !self.ignores_answers && (callbacks.iter().any(|c| self.plugin.exports(*c)) || self.plugin.acts_apart());
+        sees || !self.events.is_empty()
     }
 
     /// Whether no request depends on it alone: a shadow, or a canary.

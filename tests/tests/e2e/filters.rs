@@ -1,8 +1,9 @@
 //! Plugins of the phase `filter`: an ordinary Proxy-Wasm module, written with the public SDK alone.
 
+use crate::higress::{probe, said};
 use serde_json::{Value, json};
 use turnstile_tests::harness::{
-    Answer, CHAT, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, chat_stream, module, send, until,
+    Answer, CHAT, Flood, Guest, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, chat_stream, logs, module, send, until,
 };
 
 fn hello() -> PluginText {
@@ -95,6 +96,76 @@ async fn a_short_answer_behind_filters_has_its_length() {
     assert!(answer.text().ends_with("<end>"), "{}", answer.text());
     assert_eq!(answer.header("content-length"), Some(answer.body.len().to_string().as_str()));
     assert_eq!(answer.header("transfer-encoding"), None);
+}
+
+/// A JSON answer of several pieces on a route whose answers are not read.
+async fn long_answer(filter: PluginText) -> (Rig, Answer) {
+    let guest = Guest::on_request("(drop (call $get_shared (i32.const 100) (i32.const 1) (i32.const 200) (i32.const 204) \
+                                   (i32.const 208)))");
+    let rig = with(&[filter]).file("request-only.wasm", guest.wasm()).start().await;
+    let body = json!({"model": "sim", "prompt": "long ".repeat(100_000)});
+    let answer = rig.post("/tokenize", &body).await;
+    assert_eq!((answer.status, answer.complete), (200, true));
+    assert!(answer.body.len() > 300_000, "{}", answer.body.len());
+    (rig, answer)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_go_past_filters_that_do_nothing_about_them() {
+    let past = [
+        PluginText::new("request-only", "request-only.wasm", "filter"),
+        hello().key("config.append_response = \"<end>\"").key("response = false"),
+    ];
+    for filter in past {
+        let (rig, answer) = long_answer(filter).await;
+        let length = answer.body.len().to_string();
+        assert_eq!(answer.header("content-length"), Some(length.as_str()), "as the worker has sent it");
+        assert_eq!(answer.header("x-hello-response"), None);
+        assert!(!answer.text().ends_with("<end>"));
+        // The request went through it all the same.
+        let stream = rig.post(CHAT, &chat_stream("Hello")).await;
+        assert_eq!((stream.status, stream.complete), (200, true));
+        let calls = rig.admin("/plugins").await.json();
+        assert!(calls["plugins"][0]["calls"].as_u64().unwrap() >= 2, "{calls}");
+    }
+    let (_rig, answer) = long_answer(hello().key("config.append_response = \"<end>\"")).await;
+    assert_eq!(answer.header("content-length"), None, "what a filter sees may change");
+    assert!(answer.text().ends_with("<end>"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_went_past_a_filter_is_known_at_its_end() {
+    logs();
+    let program = "on response_headers\n  note seen\non log\n  get_property response.code\n  get_property response.size\n  \
+                   get_header_map_value response_headers content-type\n";
+    let rig = with(&[probe("past", program).key("response = false")]).start().await;
+    let answer = rig.post(CHAT, &chat("Hello")).await;
+    until("the log callback", async || said("past").len() >= 3).await;
+    let size = answer.body.len().to_le_bytes();
+    let [code, told, kind] = said("past").try_into().unwrap();
+    assert!(code.starts_with("> get_property response.code = OK "), "{code}");
+    assert!(told.starts_with("> get_property response.size = OK "), "{told}");
+    let shown: String = size.iter().map(|byte| if byte.is_ascii_graphic() { char::from(*byte).to_string() } else { format!("\\x{byte:02x}") }).collect();
+    assert!(told.ends_with(&shown), "{told}, not {shown}");
+    assert!(kind.ends_with("= OK application/json"), "{kind}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_without_callbacks_for_answers_still_acts_on_them_from_a_tick() {
+    // Its request callback has the context kept, and a tick closes the stream.
+    let guest = Guest::new(
+        r#"(func (export "proxy_on_configure") (param i32 i32) (result i32) (drop (call $set_tick (i32.const 20))) (i32.const 1))
+           (func (export "proxy_on_request_headers") (param $context i32) (param i32 i32) (result i32)
+             (i32.store (i32.const 4096) (local.get $context)) (i32.const 0))
+           (func (export "proxy_on_tick") (param i32)
+             (if (i32.load (i32.const 4096)) (then
+               (drop (call $effective (i32.load (i32.const 4096))))
+               (drop (call $close_stream (i32.const 1))))))"#,
+    );
+    let worker = Flood::start().await;
+    let setup = with(&[PluginText::new("closer", "closer.wasm", "filter")]).file("closer.wasm", guest.wasm());
+    let rig = setup.workers(0).external(worker.url()).start().await;
+    assert!(!rig.post(CHAT, &chat_stream("Hello")).await.complete);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,9 @@
 //! Configuration and policies change under running streams, and bad ones change nothing.
 
+use crate::higress::probe;
 use crate::traffic::{Traffic, prompt};
 use serde_json::json;
+use std::sync::Arc;
 use turnstile_tests::harness::{
     Answer, CHAT, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, logs, module, send, swap, until,
 };
@@ -79,6 +81,35 @@ async fn a_stream_ends_on_the_generation_and_worker_it_began_with() {
     let answer = connection.answer().await;
     assert!(answer.complete && answer.events().last().unwrap() == "[DONE]");
     assert_eq!(rig.record_of(&answer).await["generation"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_plugins_that_are_gone_have_left_is_forgotten_once_no_rollback_can_bring_them_back() {
+    let program = |name: &str| {
+        probe(name, "on configure\n  - set_shared_data k v 0\n  - register_shared_queue q\n  - define_metric counter kept\n")
+    };
+    let chain = |n: usize| -> Vec<PluginText> {
+        let own = program(&format!("own-{n}")).key(format!("vm_id = \"own-{n}\""));
+        std::iter::once(own).chain(built_in()).collect()
+    };
+    let mut rig = Setup::new().plugins(&chain(0)).start().await;
+    let shared = Arc::clone(&rig.gateway().foundation.shared);
+    let spaces = || -> Vec<String> {
+        let all = shared.data.usage().into_iter().map(|(space, _)| space).filter(|space| space.starts_with("own-"));
+        all.collect()
+    };
+    for n in 1..=20 {
+        rig.edit(|setup| setup.set_plugins(&chain(n)));
+        rig.generation(n as u64 + 1).await;
+        // Those to go back to, what serves and served last, and what a plugin on probation would go back to.
+        assert!(spaces().len() <= 11, "{:?}", spaces());
+    }
+    let kept = spaces();
+    assert!(kept.contains(&"own-20".to_owned()) && kept.contains(&"own-12".to_owned()), "{kept:?}");
+    assert!(!kept.contains(&"own-5".to_owned()), "{kept:?}");
+    assert_eq!((shared.queues.resolve("own-5", b"q"), shared.queues.resolve("own-20", b"q").is_some()), (None, true));
+    let metrics = shared.metrics.snapshot();
+    assert!(metrics.iter().all(|metric| *metric.plugin != *"own-5") && metrics.iter().any(|m| *m.plugin == *"own-20"));
 }
 
 pub async fn reload(rig: &Rig) -> Answer {
