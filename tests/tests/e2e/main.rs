@@ -35,6 +35,7 @@ mod flow_control;
 mod higress;
 mod higress_redis;
 mod hints;
+mod module_configuration;
 mod plugin_faults;
 mod policies;
 mod prefill;
