@@ -8,8 +8,10 @@ use std::{
 };
 
 use crate::{
-    AccessLog, Config, Dialect, Isolation, OnError, Phase, Plugin, PluginSource, Secret, TlsOptions,
+    AccessLog, Config, Dialect, Isolation, OnError, Phase, Plugin, PluginConfiguration, PluginSource, Secret,
+    TlsOptions,
     node::{Node, join},
+    plugin::MAX_VM_CONFIGURATION,
     problem::Problem,
 };
 
@@ -290,13 +292,19 @@ impl Checker<'_> {
         }
     }
 
-    /// Its name space and its environment.
+    /// Its name space, its configuration and its environment.
     fn virtual_machine(&mut self, plugin: &Plugin, at: &At<'_>) {
         const MAX_NAME_BYTES: usize = 128;
         const MAX_VALUE_BYTES: usize = 4_096;
         let (key, space) = plugin.vm_id.as_deref().map_or(("name", plugin.name.as_str()), |id| ("vm_id", id));
         if space == OWN_SPACE {
             self.problem(&at.entry(key), format!("{OWN_SPACE} is the name space of the functions turnstile.kv_*"));
+        }
+        // The schema bounds a string.
+        let long = plugin.vm_configuration.text().chars().count() > MAX_VM_CONFIGURATION;
+        if long && !matches!(plugin.vm_configuration, PluginConfiguration::Text(_)) {
+            let message = format!("must have at most {MAX_VM_CONFIGURATION} characters as JSON");
+            self.problem(&at.entry("vm_configuration"), message);
         }
         for (name, value) in &plugin.environment {
             let at = at.entry("environment").entry(name);

@@ -512,7 +512,7 @@ fn virtual_machines_have_a_name_space_a_configuration_and_an_environment_within_
     );
     let config = parse(&text).unwrap();
     let found = &config.plugins[0];
-    assert_eq!((found.vm_id.as_deref(), found.vm_configuration.as_str()), (Some("shared"), "x"));
+    assert_eq!((found.vm_id.as_deref(), &*found.vm_configuration.text()), (Some("shared"), "x"));
     assert_eq!(found.environment.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>(), ["A=1", "b c="]);
     let long = "v".repeat(4_097);
     let name = "n".repeat(129);
@@ -544,6 +544,43 @@ fn virtual_machines_have_a_name_space_a_configuration_and_an_environment_within_
     );
     let problems = problems_of(&format!("{plugin}vm_configuration = \"{}\"\n", "x".repeat(65_537)));
     assert!(matches!(problems.as_slice(), [one] if one.contains("plugins[0].vm_configuration")), "{problems:?}");
+    let problems = problems_of(&format!("{plugin}vm_configuration = [\"{}\"]\n", "x".repeat(65_533)));
+    assert_eq!(problems, ["5:20: plugins[0].vm_configuration: must have at most 65536 characters as JSON"]);
+    let most = "\u{e9}".repeat(65_532);
+    assert!(parse(&format!("{plugin}vm_configuration = [\"{most}\"]\n{MINIMAL}")).is_ok());
+}
+
+#[test]
+fn what_a_module_is_started_with_has_its_forms_and_bounds() {
+    let plugin = "[[plugins]]\nname = \"p\"\nwasm = \"builtin:kv-affinity\"\nphase = \"route\"\n";
+    let given = |keys: &str| parse(&format!("{plugin}{keys}\n{MINIMAL}")).unwrap().plugins[0].given();
+    let absent = given("");
+    assert_eq!((&*absent.root_id, absent.stub_unknown_imports), ("p", false), "the name is the root id");
+    assert_eq!(given("root_id = \"\"").root_id, "", "as in Envoy");
+    let longest = "\u{e9}".repeat(256);
+    assert_eq!(given(&format!("root_id = \"{longest}\"")).root_id, longest);
+    assert!(given("stub_unknown_imports = true").stub_unknown_imports);
+    for key in ["config = \"a\"", "vm_configuration = \"a\"", "root_id = \"a\"", "stub_unknown_imports = true"] {
+        assert_ne!(given(key), absent, "{key}");
+    }
+    assert_eq!(
+        problems_of(&format!(
+            "{plugin}config = 7\nvm_configuration = true\nroot_id = \"{longest}x\"\nstub_unknown_imports = \"yes\"\n"
+        )),
+        [
+            "5:10: plugins[0].config: expected a table or a list or a string, found an integer",
+            "6:20: plugins[0].vm_configuration: expected a table or a list or a string, found a boolean",
+            "7:11: plugins[0].root_id: must have at most 256 characters",
+            "8:24: plugins[0].stub_unknown_imports: expected true or false, found a string",
+        ]
+    );
+    assert_eq!(
+        problems_of(&format!("{plugin}config = 2026-11-29\nroot_id = [\"a\"]\n")),
+        [
+            "5:10: plugins[0].config: expected a table or a list or a string, found a date or time",
+            "6:11: plugins[0].root_id: expected a string, found a list",
+        ]
+    );
 }
 
 #[test]

@@ -30,6 +30,7 @@ mod logging;
 mod named_upstream;
 mod node;
 mod plugin;
+mod plugin_configuration;
 mod pool;
 mod problem;
 mod reference;
@@ -55,8 +56,9 @@ pub use listener::{Admin, Listener};
 pub use logging::{AccessLog, Level, LogFormat, Logging, State};
 pub use named_upstream::NamedUpstream;
 pub use plugin::{
-    BuiltIn, Dialect, Isolation, ModuleUrl, OnError, Phase, Plugin, PluginEvent, PluginSource, SecretHeader,
+    BuiltIn, Dialect, Given, Isolation, ModuleUrl, OnError, Phase, Plugin, PluginEvent, PluginSource, SecretHeader,
 };
+pub use plugin_configuration::PluginConfiguration;
 pub use pool::{Pool, Worker, WorkerUrl};
 pub use problem::{Errors, Problem};
 pub use reference::reference;

@@ -155,7 +155,7 @@ fn the_failure_of_a_filter_closes_by_default() {
     let [plugin] = config.plugins.as_slice() else { panic!("one plugin") };
     assert_eq!(plugin.on_error(), OnError::Closed);
     assert_eq!(plugin.wasm.to_string(), dir.path().join("f.wasm").display().to_string(), "paths start at the file");
-    assert_eq!(plugin.config_json(), "");
+    assert_eq!(plugin.config.text(), "");
 }
 
 #[test]
@@ -225,11 +225,38 @@ list = [1, "two", { three = true }]
 when = 2026-11-29T10:00:00Z
 "#;
     let config = parse(text).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&config.plugins[0].config_json()).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&config.plugins[0].config.text()).unwrap();
     let expected = serde_json::json!({
         "number": 3, "real": 1.5, "list": [1, "two", { "three": true }], "when": "2026-11-29T10:00:00Z",
     });
     assert_eq!(json, expected);
+}
+
+#[test]
+fn plugin_strings_stay_as_they_are_and_lists_become_json() {
+    let given = |config: &str| {
+        let plugin = "[[plugins]]\nname = \"p\"\nwasm = \"builtin:kv-affinity\"\nphase = \"route\"\n";
+        let config = parse(&format!("{MINIMAL}{plugin}config = {config}\nvm_configuration = {config}\n")).unwrap();
+        let plugin = &config.plugins[0];
+        assert_eq!(plugin.config.text(), plugin.vm_configuration.text());
+        // Shown as it was given, and the same when it is read again.
+        let shown = serde_json::to_value(plugin).unwrap();
+        assert_eq!(serde_json::from_value::<Plugin>(shown.clone()).unwrap(), *plugin);
+        (plugin.config.text().into_owned(), shown["config"].clone())
+    };
+    let text = "{ \"a\": 1 ,\r\n\t\u{1}caf\u{e9}\u{0}}\n";
+    for (config, handed, shown) in [
+        (r#""{ \"a\": 1 ,\r\n\t\u0001caf\u00e9\u0000}\n""#, text, serde_json::json!(text)),
+        ("'''\n%YAML\n- '\\n' \n'''", "%YAML\n- '\\n' \n", serde_json::json!("%YAML\n- '\\n' \n")),
+        ("\"\"", "", serde_json::json!("")),
+        ("\"{}\"", "{}", serde_json::json!("{}")),
+        ("[1, 'two', { three = [] }]", r#"[1,"two",{"three":[]}]"#, serde_json::json!([1, "two", { "three": [] }])),
+        ("[]", "[]", serde_json::json!([])),
+        ("{}", "", serde_json::json!({})),
+        ("{ a = 2.5, z = 1 }", r#"{"a":2.5,"z":1}"#, serde_json::json!({ "a": 2.5, "z": 1 })),
+    ] {
+        assert_eq!(given(config), (handed.to_owned(), shown), "{config}");
+    }
 }
 
 #[test]

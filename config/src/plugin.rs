@@ -4,12 +4,10 @@ use std::{borrow::Cow, collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Map;
 use url::Url;
 
-use crate::Canary;
-
-use crate::ByteSize;
+use crate::{ByteSize, Canary, PluginConfiguration};
 
 /// One Proxy-Wasm plugin of the chain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -30,14 +28,20 @@ pub struct Plugin {
     /// Which host the module was made for.
     #[serde(default)]
     pub dialect: Dialect,
-    /// The plugin's own configuration, handed to it as JSON. Shown on the admin listener, so no place for secrets.
-    #[serde(default)]
-    pub config: Map<String, Value>,
-    /// Configuration of the plugin's virtual machine, handed to it as it is when that starts (`proxy_on_vm_start`). Shown on the
-    /// admin listener, so no place for secrets.
-    #[serde(default)]
-    #[schemars(length(max = 65_536))]
-    pub vm_configuration: String,
+    /// The plugin's own configuration: a string is handed to it byte for byte, a table or list as JSON, an empty table as
+    /// nothing. Shown on the admin listener, so no place for secrets.
+    #[serde(default = "default_config")]
+    pub config: PluginConfiguration,
+    /// What the plugin reads as `plugin_root_id`, by which modules made with the SDKs for C++ and AssemblyScript choose what to
+    /// run: the name that theirs is registered with, in C++ often the empty one. 256 characters at most; entries may share one.
+    /// Absent: the plugin's name.
+    #[schemars(length(max = 256))]
+    pub root_id: Option<String>,
+    /// Configuration of the plugin's virtual machine, handed to it when that starts (`proxy_on_vm_start`), in the forms of
+    /// `config`; 65536 characters at most. Shown on the admin listener, so no place for secrets.
+    #[serde(default = "default_vm_configuration")]
+    #[schemars(extend("maxLength" = MAX_VM_CONFIGURATION))]
+    pub vm_configuration: PluginConfiguration,
     /// Name space of the plugin's shared data and queues, and what it reads as `plugin_vm_id`: plugins with the same one share
     /// them. Absent: the plugin's name.
     #[schemars(extend("format" = "name"))]
@@ -112,6 +116,12 @@ pub struct Plugin {
     /// it is not allowed. Absent: all.
     #[schemars(inner(length(min = 1, max = 128)))]
     pub hostcalls: Option<Vec<String>>,
+    /// Lets a module start whose imports this host does not have, such as `env.envoy_resolve_dns`, or has with another type, such
+    /// as the `proxy_grpc_call` of ten arguments in AssemblyScript: each such function of the module `env` that returns a
+    /// status answers 12, UNIMPLEMENTED. For modules that only may call them. `false`: the module is refused, and the error
+    /// names them.
+    #[serde(default)]
+    pub stub_unknown_imports: bool,
     /// Crashes in a row of one instance that are a crash loop; a minute without one begins a new row. A generation that
     /// brought the plugin less than a minute before is then taken back for the one before it; otherwise the plugin is
     /// quarantined, and requests are treated as `on_error` says, until a reload or a reset. 0: never.
@@ -138,6 +148,19 @@ pub struct Plugin {
     pub shadow: bool,
     /// Decides for part of the sessions in the place of another plugin. For the phases `admit` and `route`.
     pub canary: Option<Canary>,
+}
+
+/// What a module is started with: one that failed with it may do well with another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    /// Its configuration.
+    pub configuration: PluginConfiguration,
+    /// That of its virtual machine.
+    pub vm_configuration: PluginConfiguration,
+    /// Its root id.
+    pub root_id: String,
+    /// Whether imports that the host does not have are stubbed.
+    pub stub_unknown_imports: bool,
 }
 
 /// Which host a plugin was made for.
@@ -269,6 +292,17 @@ pub enum NotAPluginSource {
 
 const BUILT_IN_PREFIX: &str = "builtin:";
 
+/// Most characters of `vm_configuration`, as the plugin is handed it.
+pub(crate) const MAX_VM_CONFIGURATION: usize = 65_536;
+
+fn default_config() -> PluginConfiguration {
+    PluginConfiguration::Table(Map::new())
+}
+
+fn default_vm_configuration() -> PluginConfiguration {
+    PluginConfiguration::Text(String::new())
+}
+
 fn default_callback_timeout_ms() -> u64 {
     50
 }
@@ -323,8 +357,9 @@ impl Plugin {
             wasm,
             phase,
             dialect: Dialect::default(),
-            config: Map::new(),
-            vm_configuration: String::new(),
+            config: default_config(),
+            root_id: None,
+            vm_configuration: default_vm_configuration(),
             vm_id: None,
             environment: BTreeMap::new(),
             on_error: None,
@@ -343,6 +378,7 @@ impl Plugin {
             response: default_response(),
             secret_headers: Vec::new(),
             hostcalls: None,
+            stub_unknown_imports: false,
             crash_limit: default_crash_limit(),
             sha256: None,
             self_test: None,
@@ -372,9 +408,19 @@ impl Plugin {
         })
     }
 
-    /// The plugin's configuration as the JSON text it is given; empty when it has none.
-    pub fn config_json(&self) -> String {
-        if self.config.is_empty() { String::new() } else { Value::Object(self.config.clone()).to_string() }
+    /// What the plugin reads as `plugin_root_id`: `root_id`, or its name.
+    pub fn root_id(&self) -> &str {
+        self.root_id.as_deref().unwrap_or(&self.name)
+    }
+
+    /// What the plugin is started with.
+    pub fn given(&self) -> Given {
+        Given {
+            configuration: self.config.clone(),
+            vm_configuration: self.vm_configuration.clone(),
+            root_id: self.root_id().to_owned(),
+            stub_unknown_imports: self.stub_unknown_imports,
+        }
     }
 }
 

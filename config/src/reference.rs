@@ -175,7 +175,13 @@ fn branch_type(branch: &'static Value) -> String {
     match (schema::types(branch).as_slice(), branch.get("items"), branch.get("additionalProperties")) {
         (["array"], Some(items), _) => format!("list of {}", type_text(items)),
         (["object"], _, Some(values @ Value::Object(_))) => format!("table of {}", type_text(values)),
-        (["object"], ..) => "table".to_owned(),
-        (names, ..) => names.join(" or "),
+        (names, ..) => {
+            let name = |name: &&'static str| match *name {
+                "object" => "table",
+                "array" => "list",
+                other => other,
+            };
+            names.iter().map(name).collect::<Vec<_>>().join(" or ")
+        }
     }
 }

@@ -336,7 +336,7 @@ impl Admin {
                     "shadow": c.shadow.is_some(),
                     "canary": c.canary.as_ref().map(CanaryRun::json),
                     "isolation": if c.plugin.spec().stream_isolation { "stream" } else { "shared" },
-                    "config": serde_json::from_str::<Value>(&c.configuration).unwrap_or(Value::Null),
+                    "config": if c.given.configuration.text().is_empty() { Value::Null } else { json!(c.given.configuration) },
                     "instances": stats.shards,
                     "healthy_instances": stats.healthy_shards,
                     "open_calls": stats.open_calls,

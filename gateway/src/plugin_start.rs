@@ -66,8 +66,7 @@ impl Start<'_> {
                 (running.plugin.clone(), running.exported())
             }
             None => {
-                let configuration = plugin.config_json();
-                if let Some(refused) = self.foundation.refused.find(&plugin.name, &found, &configuration) {
+                if let Some(refused) = self.foundation.refused.find(&plugin.name, &found, &plugin.given()) {
                     return Err(BuildError::Refused { name, why: refused.why, path, generation: refused.generation });
                 }
                 // What is kept has served already.
@@ -131,10 +130,13 @@ impl Start<'_> {
     }
 
     fn spec(&self, plugin: &PluginConfig, wasm: Arc<[u8]>) -> PluginSpec {
-        let mut spec = PluginSpec::new(plugin.name.as_str(), wasm).with_configuration(plugin.config_json());
+        let configuration = plugin.config.text().into_owned();
+        let mut spec = PluginSpec::new(plugin.name.as_str(), wasm).with_configuration(configuration);
+        spec.vm_configuration = plugin.vm_configuration.text().into_owned().into_bytes();
+        plugin.root_id().clone_into(&mut spec.root_id);
+        spec.stub_unknown_imports = plugin.stub_unknown_imports;
         let instances = if plugin.phase == Phase::Background { 1 } else { self.foundation.threads };
         spec.shards = plugin.instances.map_or(instances, |n| n as usize).max(1);
-        spec.vm_configuration = plugin.vm_configuration.clone().into_bytes();
         spec.environment = plugin.environment.clone().into_iter().collect();
         vm_id(plugin).clone_into(&mut spec.vm_id);
         spec.recycle_bytes = plugin.recycle_memory_mib.map(|mib| (mib as usize) << 20);

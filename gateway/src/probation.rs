@@ -16,6 +16,7 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
+use turnstile_config::Given;
 
 /// How long a plugin is on probation, ms: long enough for the crashes of a row, with their back-off, under little traffic.
 const PROBATION_MS: u64 = 60_000;
@@ -67,7 +68,7 @@ pub struct RefusedModule {
     /// What speaks against it.
     pub why: &'static str,
     #[serde(skip)]
-    configuration: String,
+    given: Given,
 }
 
 /// What a reset did.
@@ -243,9 +244,9 @@ pub(crate) fn has(generation: &Generation, plugin: &ChainPlugin) -> bool {
 // === impl RefusedModules ===
 
 impl RefusedModules {
-    /// The entry of a module with a configuration, if it is refused.
-    pub fn find(&self, plugin: &str, sha256: &str, configuration: &str) -> Option<RefusedModule> {
-        let is = |m: &&RefusedModule| m.plugin == plugin && m.sha256 == sha256 && m.configuration == configuration;
+    /// The entry of a module with what it would be started with, if it is refused.
+    pub fn find(&self, plugin: &str, sha256: &str, given: &Given) -> Option<RefusedModule> {
+        let is = |m: &&RefusedModule| m.plugin == plugin && m.sha256 == sha256 && m.given == *given;
         self.0.lock().iter().find(is).cloned()
     }
 
@@ -261,7 +262,7 @@ impl RefusedModules {
             sha256: plugin.digest.clone(),
             generation,
             why,
-            configuration: plugin.configuration.clone(),
+            given: plugin.given.clone(),
         };
         let mut list = self.0.lock();
         if list.len() >= MAX_REFUSED {

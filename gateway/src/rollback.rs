@@ -148,10 +148,9 @@ pub async fn roll_back(
     Ok(done)
 }
 
-/// Whether a generation has the plugin with this module and configuration.
+/// Whether a generation has the plugin with this module and what it was started with.
 fn is_in(generation: &Generation, plugin: &ChainPlugin) -> bool {
-    let same =
-        |c: &ChainPlugin| c.name == plugin.name && c.digest == plugin.digest && c.configuration == plugin.configuration;
+    let same = |c: &ChainPlugin| c.name == plugin.name && c.digest == plugin.digest && c.given == plugin.given;
     generation.chain.iter().any(same)
 }
 

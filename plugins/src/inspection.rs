@@ -44,6 +44,8 @@ pub struct Import {
     pub capability: Option<Capability>,
     /// Why it cannot be linked.
     pub problem: Option<String>,
+    /// Whether a plugin with [`PluginSpec::stub_unknown_imports`] starts all the same.
+    pub can_be_stubbed: bool,
 }
 
 // === impl Inspection ===
@@ -57,12 +59,13 @@ impl Inspection {
         all
     }
 
-    /// Everything that keeps it from being started.
-    pub fn problems(&self) -> Vec<String> {
+    /// Everything that keeps it from being started, with or without [`PluginSpec::stub_unknown_imports`].
+    pub fn problems(&self, stub_unknown_imports: bool) -> Vec<String> {
         let abi = self.abi.as_ref().err().cloned();
         let callbacks = self.callbacks.as_ref().err().cloned();
         let memory = self.memory_pages.is_none().then(|| "no export `memory`: nothing can be handed to it".to_owned());
-        let imports = self.imports.iter().filter_map(|import| import.problem.clone());
+        let imports = self.imports.iter().filter(|import| !(stub_unknown_imports && import.can_be_stubbed));
+        let imports = imports.filter_map(|import| import.problem.clone());
         abi.into_iter().chain(callbacks).chain(memory).chain(imports).collect()
     }
 }
@@ -86,11 +89,15 @@ impl Runtime {
         let mut store = Store::new(self.engine(), host);
         let imports = module
             .imports()
-            .map(|import| Import {
-                name: format!("{}.{}", import.module(), import.name()),
-                ty: describe(&import.ty()),
-                capability: Capability::of(import.module(), import.name()),
-                problem: link_check::problem(linker, &import, &mut store).map(|problem| problem.text),
+            .map(|import| {
+                let problem = link_check::problem(linker, &import, &mut store);
+                Import {
+                    name: format!("{}.{}", import.module(), import.name()),
+                    ty: describe(&import.ty()),
+                    capability: Capability::of(import.module(), import.name()),
+                    can_be_stubbed: problem.as_ref().is_some_and(|problem| problem.stub.is_some()),
+                    problem: problem.map(|problem| problem.text),
+                }
             })
             .collect();
         let memory_pages = match module.get_export("memory") {

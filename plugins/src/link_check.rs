@@ -30,9 +30,12 @@ pub(crate) fn link(
     if problems.is_empty() && disallowed.is_empty() {
         return instantiate(linker);
     }
-    let can_stub = spec.stub_unknown_imports && problems.iter().all(|problem| problem.stub.is_some());
-    if !can_stub && !problems.is_empty() {
-        return Err(problems.into_iter().map(|problem| problem.text).collect::<Vec<_>>().join("; "));
+    let can_stub = problems.iter().all(|problem| problem.stub.is_some());
+    let stubbed = can_stub && spec.stub_unknown_imports;
+    if !stubbed && !problems.is_empty() {
+        let hint = if can_stub { "; with stub_unknown_imports the module starts without them" } else { "" };
+        let texts = problems.into_iter().map(|problem| problem.text).collect::<Vec<_>>().join("; ");
+        return Err(format!("{texts}{hint}"));
     }
     let mut linker = linker.clone();
     linker.allow_shadowing(true);
@@ -95,7 +98,7 @@ pub(crate) struct Problem {
     /// For the operator, with the import's name and type.
     pub(crate) text: String,
     /// The type of a function that can be bound in place of the missing one.
-    stub: Option<FuncType>,
+    pub(crate) stub: Option<FuncType>,
 }
 
 fn problems(linker: &Linker<Host>, module: &Module, store: &mut Store<Host>) -> Vec<Problem> {

@@ -89,6 +89,7 @@ impl PluginSpec {
     pub fn runs_as(&self, other: &Self) -> bool {
         self.configuration == other.configuration
             && self.vm_configuration == other.vm_configuration
+            && self.root_id == other.root_id
             && self.vm_id == other.vm_id
             && self.environment == other.environment
             && self.limits == other.limits
@@ -98,6 +99,7 @@ impl PluginSpec {
             && self.dialect == other.dialect
             && self.hidden_headers == other.hidden_headers
             && self.allowed_imports == other.allowed_imports
+            && self.stub_unknown_imports == other.stub_unknown_imports
     }
 
     /// Sets the number of instances.

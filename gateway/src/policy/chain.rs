@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use turnstile_config::{OnError, Phase, Plugin as PluginConfig};
+use turnstile_config::{Given, OnError, Phase, Plugin as PluginConfig};
 use turnstile_fleet::decision::Decision;
 use turnstile_plugins::{
     CallResult, Callback, Effects, Fault, FaultKind, Lent, LocalResponse, Plugin, PluginStats, Stream,
@@ -49,8 +49,8 @@ pub struct ChainPlugin {
     pub digest: String,
     /// `builtin:NAME`, the file or the URL.
     pub source: String,
-    /// Its configuration as given to it.
-    pub configuration: String,
+    /// What it was started with.
+    pub given: Given,
     exported: Exported,
 }
 
@@ -82,7 +82,7 @@ impl ChainPlugin {
             plugin,
             digest,
             source: config.wasm.to_string(),
-            configuration: config.config_json(),
+            given: config.given(),
             exported,
         }
     }

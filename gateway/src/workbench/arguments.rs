@@ -33,12 +33,29 @@ pub struct CheckModuleArgs {
     /// The module (.wasm)
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// The plugin's configuration: a JSON object, as its `config` table
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    /// What the plugin is started with
+    #[command(flatten)]
+    pub given: GivenArgs,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// What a plugin is started with, as its entry in a configuration would say.
+#[derive(Debug, Clone, Default, Args)]
+pub struct GivenArgs {
+    /// The plugin's configuration: JSON, an object as its `config` table or a list
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The plugin's configuration: text that it is handed byte for byte, as a string in `config`
+    #[arg(long, value_name = "FILE", conflicts_with = "config")]
+    pub config_text: Option<PathBuf>,
+    /// What it reads as `plugin_root_id`, as its key `root_id`. Without it, the file's name less its extension
+    #[arg(long, value_name = "ID")]
+    pub root_id: Option<String>,
+    /// Let it start with imports that the gateway does not have, as its key of this name
+    #[arg(long)]
+    pub stub_unknown_imports: bool,
 }
 
 /// `turnstile plugin compile`.
@@ -67,15 +84,15 @@ pub struct TryArgs {
     /// The fleet: JSON {workers, session, …}; docs/policy-reference.md has the members. A filter needs none
     #[arg(long, value_name = "FILE")]
     pub fleet: Option<PathBuf>,
-    /// The plugin's configuration: a JSON object, as its `config` table
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    /// What the plugin is started with
+    #[command(flatten)]
+    pub given: GivenArgs,
     /// Fail unless the report has these members (JSON)
     #[arg(long, value_name = "FILE")]
     pub expect: Option<PathBuf>,
-    /// Run every folder in this one that has turn.json, fleet.json (for a policy) and expect.json (and config.json if it needs
-    /// one)
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["turn", "fleet", "config", "expect", "json"])]
+    /// Run every folder in this one that has turn.json, fleet.json (for a policy) and expect.json (and config.json or config.txt
+    /// if it needs one)
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["turn", "fleet", "config", "config_text", "expect", "json"])]
     pub cases: Option<PathBuf>,
     /// The phase that it runs in
     #[arg(long, value_enum, default_value = "route")]
@@ -97,9 +114,9 @@ pub struct BenchArgs {
     /// The fleet: JSON {workers, session, …}; without it, a sample of 8 workers
     #[arg(long, value_name = "FILE", requires = "turn")]
     pub fleet: Option<PathBuf>,
-    /// The plugin's configuration: a JSON object, as its `config` table
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    /// What the plugin is started with
+    #[command(flatten)]
+    pub given: GivenArgs,
     /// The phase that the policy runs in
     #[arg(long, value_enum, default_value = "route")]
     pub phase: PolicyPhase,

@@ -33,7 +33,7 @@ pub fn check(subject: &Subject) -> Result<CheckReport, String> {
         }
     };
     describe(&inspection, &mut json);
-    let mut problems = inspection.problems();
+    let mut problems = inspection.problems(subject.stub_unknown_imports);
     if problems.is_empty() {
         match subject.start(&runtime) {
             Ok(started) => {
@@ -95,6 +95,12 @@ fn describe(inspection: &Inspection, json: &mut Value) {
     }
     if inspection.abi.as_ref().is_ok_and(|abi| abi.dialect() == Dialect::Higress) {
         warnings.push("is made for Higress: in a configuration it needs `dialect = \"higress\"`, and it runs in the phase filter only");
+    }
+    if inspection.imports.iter().any(|import| import.can_be_stubbed) {
+        warnings.push(
+            "imports functions that the gateway does not have: with `stub_unknown_imports = true` it starts, and they answer \
+             UNIMPLEMENTED",
+        );
     }
     json["warnings"] = json!(warnings);
 }

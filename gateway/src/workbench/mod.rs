@@ -17,7 +17,7 @@ pub mod text;
 pub mod trace;
 pub mod trial;
 
-use arguments::{BenchArgs, CheckModuleArgs, CompileArgs, PluginAction, TryArgs};
+use arguments::{BenchArgs, CheckModuleArgs, CompileArgs, GivenArgs, PluginAction, TryArgs};
 use filter::callees::Callees;
 use filter::exchange_file::Exchange;
 use serde_json::Value;
@@ -54,7 +54,7 @@ pub fn dispatch(action: &PluginAction) -> Result<Said, String> {
 }
 
 fn check_module(args: &CheckModuleArgs) -> Result<Said, String> {
-    let subject = Subject::read(&args.file, args.config.as_deref())?;
+    let subject = Subject::read(&args.file, &args.given)?;
     let report = check::check(&subject)?;
     let out = if args.json { pretty(&report.json) } else { report.text() };
     let failed = (!report.good).then(|| format!("{}: cannot be used", args.file.display()));
@@ -62,7 +62,7 @@ fn check_module(args: &CheckModuleArgs) -> Result<Said, String> {
 }
 
 fn compile_module(args: &CompileArgs) -> Result<Said, String> {
-    let subject = Subject::read(&args.file, None)?;
+    let subject = Subject::read(&args.file, &GivenArgs::default())?;
     let out = match &args.out {
         Some(out) => compile::into_file(&subject, out)?,
         None => compile::into_cache(&subject, compile::cache_of(args.gateway_config.as_deref())?)?,
@@ -74,7 +74,7 @@ fn try_plugin(args: &TryArgs) -> Result<Said, String> {
     let runtime = subject::runtime(compile::cache_of(None)?)?;
     let phase = Phase::from(args.phase);
     if let Some(cases) = &args.cases {
-        return run_cases(&args.file, cases, phase, &runtime);
+        return run_cases(&args.file, cases, &args.given, phase, &runtime);
     }
     let fleet = match (&args.fleet, phase) {
         (Some(_), Phase::Filter) => return Err("--fleet: a filter sees no fleet".to_owned()),
@@ -82,12 +82,12 @@ fn try_plugin(args: &TryArgs) -> Result<Said, String> {
         (fleet, _) => fleet.clone(),
     };
     let turn = args.turn.clone().ok_or("--turn or --cases must be given")?;
-    let case = Case { turn, fleet, config: args.config.clone(), expect: args.expect.clone() };
+    let case = Case { turn, fleet, given: args.given.clone(), expect: args.expect.clone() };
     run_one(&args.file, &case, phase, args.json, &runtime)
 }
 
 fn bench_policy(args: &BenchArgs) -> Result<Said, String> {
-    let subject = Subject::read(&args.file, args.config.as_deref())?;
+    let subject = Subject::read(&args.file, &args.given)?;
     let phase = Phase::from(args.phase);
     let text = |file: &Option<PathBuf>, sample: &str| match file {
         Some(path) => input(path),
@@ -113,8 +113,8 @@ pub struct Case {
     pub turn: PathBuf,
     /// The fleet, for a policy.
     pub fleet: Option<PathBuf>,
-    /// The plugin's configuration.
-    pub config: Option<PathBuf>,
+    /// What the plugin is started with.
+    pub given: GivenArgs,
     /// What the report must have.
     pub expect: Option<PathBuf>,
 }
@@ -164,7 +164,7 @@ fn ms(time: Duration) -> String {
 }
 
 fn run_one(file: &Path, case: &Case, phase: Phase, json: bool, runtime: &Runtime) -> Result<Said, String> {
-    let subject = Subject::read(file, case.config.as_deref())?;
+    let subject = Subject::read(file, &case.given)?;
     let Outcome { report, failed, times } = trial(&subject, case, phase, runtime)?;
     let out = match (json, phase) {
         (true, _) => pretty(&report),
@@ -188,11 +188,11 @@ fn differences(expect: &Path, report: &Value) -> Result<Vec<String>, String> {
     Ok(expectation::differences(&expected, report).into_iter().map(|line| format!("{name}: {line}")).collect())
 }
 
-fn run_cases(file: &Path, dir: &Path, phase: Phase, runtime: &Runtime) -> Result<Said, String> {
+fn run_cases(file: &Path, dir: &Path, given: &GivenArgs, phase: Phase, runtime: &Runtime) -> Result<Said, String> {
     let mut said = Said::default();
     let (mut passed, mut failed) = (0_u32, 0_u32);
-    for (name, case) in cases(dir, phase)? {
-        let outcome = Subject::read(file, case.config.as_deref())
+    for (name, case) in cases(dir, given, phase)? {
+        let outcome = Subject::read(file, &case.given)
             .and_then(|subject| trial(&subject, &case, phase, runtime))
             .and_then(|tried| case.expect.as_deref().map_or(Ok(Vec::new()), |e| differences(e, &tried.report)));
         match outcome {
@@ -215,11 +215,11 @@ fn run_cases(file: &Path, dir: &Path, phase: Phase, runtime: &Runtime) -> Result
     Ok(said)
 }
 
-/// The cases of a folder, by name.
+/// The cases of a folder, by name. The plugin's configuration is the case's own.
 ///
 /// # Errors
-/// It cannot be read, has no case, or a case lacks a file.
-pub fn cases(dir: &Path, phase: Phase) -> Result<Vec<(String, Case)>, String> {
+/// It cannot be read, has no case, or a case lacks a file or has two configurations.
+pub fn cases(dir: &Path, given: &GivenArgs, phase: Phase) -> Result<Vec<(String, Case)>, String> {
     let fail = |e: std::io::Error| format!("{}: {e}", dir.display());
     let mut cases = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(fail)? {
@@ -231,10 +231,14 @@ pub fn cases(dir: &Path, phase: Phase) -> Result<Vec<(String, Case)>, String> {
             let path = folder.join(name);
             if path.is_file() { Ok(path) } else { Err(format!("{}: is missing", path.display())) }
         };
+        let (config, config_text) = (file("config.json").ok(), file("config.txt").ok());
+        if config.is_some() && config_text.is_some() {
+            return Err(format!("{}: has config.json and config.txt; expected one of them", folder.display()));
+        }
         let case = Case {
             turn: file("turn.json")?,
             fleet: if phase == Phase::Filter { None } else { Some(file("fleet.json")?) },
-            config: file("config.json").ok(),
+            given: GivenArgs { config, config_text, ..given.clone() },
             expect: Some(file("expect.json")?),
         };
         let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();

@@ -1,14 +1,16 @@
 //! The plugin that a tool works on: its file, started as the gateway would start it, with what it logs.
 
+use super::arguments::GivenArgs;
 use super::filter::callees::Callees;
 use crate::module_file;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use turnstile_config::{Phase, PluginSource};
+use turnstile_config::PluginConfiguration;
 use turnstile_plugins::{
     AbiVersion, CallCommand, LogLevel, LogLine, Plugin, PluginServices, PluginSpec, Runtime, RuntimeOptions,
     SharedState,
@@ -17,7 +19,7 @@ use turnstile_plugins::{
 /// Log lines that are kept.
 const MAX_LINES: usize = 1_000;
 
-/// A module's file and the configuration it is given.
+/// A module's file and what it is started with.
 pub struct Subject {
     /// Where it was read from.
     pub path: PathBuf,
@@ -25,8 +27,12 @@ pub struct Subject {
     pub name: String,
     /// The module.
     pub wasm: Arc<[u8]>,
-    /// Its configuration, as the gateway hands it over: JSON text, empty for an empty table.
+    /// Its configuration, as the gateway hands it over.
     pub configuration: String,
+    /// Its root id.
+    pub root_id: String,
+    /// Whether imports that the host does not have are stubbed.
+    pub stub_unknown_imports: bool,
 }
 
 /// What a plugin logged: level and text.
@@ -56,28 +62,22 @@ impl Subject {
     /// Reads a module and the file with its configuration.
     ///
     /// # Errors
-    /// Which file cannot be read, or is not a JSON object.
-    pub fn read(path: &Path, configuration: Option<&Path>) -> Result<Self, String> {
+    /// Which file cannot be read, or is not what it should be.
+    pub fn read(path: &Path, given: &GivenArgs) -> Result<Self, String> {
         let wasm = module_file::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
         let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        let configuration = match configuration {
-            None => Map::new(),
-            Some(file) => {
-                let fail = |e: &dyn std::fmt::Display| format!("--config: {}: {e}", file.display());
-                let text = read_text(file).map_err(|e| fail(&e))?;
-                serde_json::from_slice::<Map<String, Value>>(&text)
-                    .map_err(|e| fail(&format_args!("expected a JSON object, the plugin's `config` table: {e}")))?
-            }
-        };
-        Ok(Self::new(path.to_owned(), name, wasm.into(), configuration))
+        let mut subject = Self::new(path.to_owned(), name, wasm.into(), &configuration(given)?);
+        if let Some(root_id) = &given.root_id {
+            subject.root_id.clone_from(root_id);
+        }
+        subject.stub_unknown_imports = given.stub_unknown_imports;
+        Ok(subject)
     }
 
     /// A module that is in memory.
-    pub fn new(path: PathBuf, name: String, wasm: Arc<[u8]>, configuration: Map<String, Value>) -> Self {
-        // By the same way as the gateway's, so that the plugin is given the same text.
-        let mut entry = turnstile_config::Plugin::new(name.as_str(), PluginSource::File(path.clone()), Phase::Route);
-        entry.config = configuration;
-        Self { path, name, wasm, configuration: entry.config_json() }
+    pub fn new(path: PathBuf, name: String, wasm: Arc<[u8]>, configuration: &PluginConfiguration) -> Self {
+        let configuration = configuration.text().into_owned();
+        Self { path, root_id: name.clone(), name, wasm, configuration, stub_unknown_imports: false }
     }
 
     /// The module's SHA-256, hexadecimal.
@@ -103,6 +103,8 @@ impl Subject {
         let services = Arc::new(Services { callees, ..Services::default() });
         let mut spec =
             PluginSpec::new(self.name.as_str(), Arc::clone(&self.wasm)).with_configuration(self.configuration.clone());
+        spec.root_id.clone_from(&self.root_id);
+        spec.stub_unknown_imports = self.stub_unknown_imports;
         // A tool takes a module for what it says it is.
         spec.dialect = inspection.abi.map(AbiVersion::dialect).unwrap_or_default();
         let started = Instant::now();
@@ -113,6 +115,24 @@ impl Subject {
                 Err(format!("{error}{}", said.concat()))
             }
         }
+    }
+}
+
+/// The configuration in the file that is named for it.
+fn configuration(given: &GivenArgs) -> Result<PluginConfiguration, String> {
+    const WANTED: &str = "expected a JSON object or list, as the plugin's `config` (--config-text hands over any text)";
+    if let Some(file) = &given.config_text {
+        let fail = |e: &dyn Display| format!("--config-text: {}: {e}", file.display());
+        let text = read_text(file).map_err(|e| fail(&e))?;
+        return String::from_utf8(text).map(PluginConfiguration::Text).map_err(|e| fail(&e));
+    }
+    let Some(file) = &given.config else { return Ok(Map::new().into()) };
+    let fail = |e: &dyn Display| format!("--config: {}: {e}", file.display());
+    match serde_json::from_slice(&read_text(file).map_err(|e| fail(&e))?) {
+        Ok(Value::Object(members)) => Ok(members.into()),
+        Ok(Value::Array(items)) => Ok(PluginConfiguration::List(items)),
+        Ok(_) => Err(fail(&WANTED)),
+        Err(e) => Err(fail(&format_args!("{WANTED}: {e}"))),
     }
 }
 

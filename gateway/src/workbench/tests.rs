@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use super::arguments::{CompileArgs, PolicyPhase};
+use super::arguments::{CompileArgs, GivenArgs, PolicyPhase};
 use super::*;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -22,11 +22,16 @@ fn case(dir: &Path, turn: &str, fleet: &str) -> Case {
         fs::write(&path, text).unwrap();
         path
     };
-    Case { turn: write("turn.json", turn), fleet: Some(write("fleet.json", fleet)), config: None, expect: None }
+    Case {
+        turn: write("turn.json", turn),
+        fleet: Some(write("fleet.json", fleet)),
+        given: GivenArgs::default(),
+        expect: None,
+    }
 }
 
 fn report(wasm: &Path, case: &Case, phase: Phase) -> Value {
-    let subject = Subject::read(wasm, case.config.as_deref()).unwrap();
+    let subject = Subject::read(wasm, &case.given).unwrap();
     trial(&subject, case, phase, &subject::runtime(None).unwrap()).unwrap().report
 }
 
@@ -55,7 +60,7 @@ fn the_example_decides_the_same_in_every_language() {
     let runtime = subject::runtime(None).unwrap();
     for language in ["rust", "go", "as", "c"] {
         let wasm = module(&format!("examples/warm-balance-{language}.wasm"));
-        let said = run_cases(&wasm, Path::new(CASES), Phase::Route, &runtime).unwrap();
+        let said = run_cases(&wasm, Path::new(CASES), &GivenArgs::default(), Phase::Route, &runtime).unwrap();
         assert!(said.failed.is_none(), "{language}:\n{}", said.out);
         assert!(said.out.ends_with("13 passed, 0 failed\n"), "{}", said.out);
     }
@@ -73,7 +78,7 @@ fn wrong_options_are_refused_in_every_language_and_named() {
         ] {
             let file = dir.path().join("config.json");
             fs::write(&file, option).unwrap();
-            let subject = Subject::read(&wasm, Some(&file)).unwrap();
+            let subject = Subject::read(&wasm, &GivenArgs { config: Some(file), ..GivenArgs::default() }).unwrap();
             let report = check::check(&subject).unwrap();
             assert!(!report.good);
             let problem = report.json["problems"][0].as_str().unwrap();
@@ -142,7 +147,7 @@ fn a_target_that_the_safety_rules_overrule_is_explained() {
         assert_eq!(found["decision"]["route"]["target"], "b");
     }
     let error = trial(
-        &Subject::read(&wasm, None).unwrap(),
+        &Subject::read(&wasm, &GivenArgs::default()).unwrap(),
         &case(dir.path(), TURN, r#"{"workers": [], "session": {}}"#),
         Phase::Route,
         &subject::runtime(None).unwrap(),
@@ -233,7 +238,7 @@ fn a_check_tells_what_a_module_may_do_and_what_keeps_it_from_running() {
     let write = |wat: &str| {
         let path = dir.path().join("m.wasm");
         fs::write(&path, wat::parse_str(wat).unwrap()).unwrap();
-        check::check(&Subject::read(&path, None).unwrap()).unwrap()
+        check::check(&Subject::read(&path, &GivenArgs::default()).unwrap()).unwrap()
     };
     let good = write(
         r#"(module (import "env" "proxy_http_call"
@@ -266,8 +271,70 @@ fn a_check_tells_what_a_module_may_do_and_what_keeps_it_from_running() {
         ])
     );
     fs::write(dir.path().join("m.wasm"), "no module").unwrap();
-    let report = check::check(&Subject::read(&dir.path().join("m.wasm"), None).unwrap()).unwrap();
+    let report = check::check(&Subject::read(&dir.path().join("m.wasm"), &GivenArgs::default()).unwrap()).unwrap();
     assert!(!report.good && report.text().contains("PROBLEM    does not compile"), "{}", report.text());
+}
+
+#[test]
+fn a_check_starts_a_module_with_what_its_entry_would_say() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    // It logs its root id, its configuration, and what an import answers that this host does not have.
+    let wat = r#"(module
+        (import "env" "proxy_log" (func $log (param i32 i32 i32) (result i32)))
+        (import "env" "proxy_get_property" (func $get (param i32 i32 i32 i32) (result i32)))
+        (import "env" "proxy_get_buffer_bytes" (func $buffer (param i32 i32 i32 i32 i32) (result i32)))
+        (import "env" "envoy_resolve_dns" (func $resolve (param i32 i32 i32) (result i32)))
+        (memory (export "memory") 1)
+        (data (i32.const 16) "plugin_root_id")
+        (func (export "malloc") (param i32) (result i32) (i32.const 4096))
+        (func (export "proxy_abi_version_0_2_1"))
+        (func $say (drop (call $log (i32.const 2) (i32.load (i32.const 0)) (i32.load (i32.const 4)))))
+        (func (export "proxy_on_configure") (param i32 i32) (result i32)
+          (drop (call $get (i32.const 16) (i32.const 14) (i32.const 0) (i32.const 4)))
+          (call $say)
+          (drop (call $buffer (i32.const 7) (i32.const 0) (local.get 1) (i32.const 0) (i32.const 4)))
+          (call $say)
+          (i32.eq (call $resolve (i32.const 0) (i32.const 0) (i32.const 0)) (i32.const 12))))"#;
+    let wasm = write("dns.wasm", &wat::parse_str(wat).unwrap());
+    let check = |given: &GivenArgs| check::check(&Subject::read(&wasm, given).unwrap()).unwrap();
+    let log = |given: &GivenArgs| -> Vec<String> {
+        let report = check(given);
+        assert!(report.good, "{}", report.json);
+        let said = report.json["start"]["log"].as_array().unwrap();
+        let said = said.iter().map(|line| line["message"].as_str().unwrap().to_owned());
+        said.filter(|line| !line.contains("UNIMPLEMENTED")).collect()
+    };
+
+    let refused = check(&GivenArgs::default());
+    let unknown = "unknown import env.envoy_resolve_dns: func(i32 i32 i32) -> (i32)";
+    assert_eq!((refused.good, &refused.json["problems"]), (false, &serde_json::json!([unknown])));
+    assert!(refused.text().contains("with `stub_unknown_imports = true` it starts"), "{}", refused.text());
+
+    let stubbed = GivenArgs { stub_unknown_imports: true, ..GivenArgs::default() };
+    assert_eq!(log(&stubbed), ["dns", ""]);
+    let text = "first: line\r\n\tsecond \u{e9}\n";
+    let given = GivenArgs {
+        config_text: Some(write("config.txt", text.as_bytes())),
+        root_id: Some("my_root".to_owned()),
+        ..stubbed.clone()
+    };
+    assert_eq!(log(&given), ["my_root", text]);
+    let list = write("config.json", br#"[1, {"a": true}]"#);
+    let given = GivenArgs { config: Some(list), root_id: Some(String::new()), ..stubbed };
+    assert_eq!(log(&given), ["", r#"[1,{"a":true}]"#]);
+
+    let error = |given: GivenArgs| Subject::read(&wasm, &given).err().unwrap();
+    let wrong = write("wrong.json", b"mode: fast");
+    let message = error(GivenArgs { config: Some(wrong), ..GivenArgs::default() });
+    assert!(message.starts_with("--config: ") && message.contains("expected a JSON object or list"), "{message}");
+    let wrong = write("wrong.txt", b"\xff");
+    let message = error(GivenArgs { config_text: Some(wrong), ..GivenArgs::default() });
+    assert!(message.starts_with("--config-text: ") && message.contains("utf-8"), "{message}");
 }
 
 #[test]
@@ -280,7 +347,7 @@ fn a_check_knows_modules_made_for_higress() {
                  (memory (export "memory") 1) (func (export "proxy_abi_version_{marker}")))"#
         );
         fs::write(&path, wat::parse_str(wat).unwrap()).unwrap();
-        check::check(&Subject::read(&path, None).unwrap()).unwrap()
+        check::check(&Subject::read(&path, &GivenArgs::default()).unwrap()).unwrap()
     };
     let report = module("0_2_100");
     assert!(report.good && report.json["abi"] == "0.2.100", "{}", report.json);
@@ -294,7 +361,7 @@ fn a_check_knows_modules_made_for_higress() {
 fn a_compiled_module_is_what_a_gateway_loads() {
     let dir = tempfile::tempdir().unwrap();
     let wasm = guest(dir.path(), "", "");
-    let subject = Subject::read(&wasm, None).unwrap();
+    let subject = Subject::read(&wasm, &GivenArgs::default()).unwrap();
     let cache = dir.path().join("cache");
     let said = compile::into_cache(&subject, Some(cache.clone())).unwrap();
     assert!(said.contains("compiled in"), "{said}");
@@ -332,7 +399,7 @@ fn a_bench_counts_every_callback_and_stops_at_a_fault() {
         file,
         turn: None,
         fleet: None,
-        config: None,
+        given: GivenArgs::default(),
         phase: PolicyPhase::Route,
         turns: 20,
         json: true,
@@ -357,7 +424,7 @@ fn cases_that_fail_and_folders_that_are_none_are_told() {
     let wasm = guest(dir.path(), "", "");
     let runtime = subject::runtime(None).unwrap();
     let cases = dir.path().join("cases");
-    let run = || run_cases(&wasm, &cases, Phase::Route, &runtime);
+    let run = || run_cases(&wasm, &cases, &GivenArgs::default(), Phase::Route, &runtime);
     assert!(run().unwrap_err().contains("cases: "));
     fs::create_dir_all(cases.join("one")).unwrap();
     assert!(run().unwrap_err().ends_with("one/turn.json: is missing"));

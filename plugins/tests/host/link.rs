@@ -40,6 +40,7 @@ fn every_missing_import_is_named_with_its_type() {
     assert_eq!(error.phase, StartPhase::Link);
     assert!(error.message.contains("unknown import env.proxy_teleport: func(i32 i64) -> (i32)"), "{}", error.message);
     assert!(error.message.contains("moon.phase"), "{}", error.message);
+    assert!(!error.message.contains("stub_unknown_imports"), "no stub stands in for moon.phase: {}", error.message);
 }
 
 #[test]
@@ -61,7 +62,13 @@ fn unknown_imports_answer_unimplemented_if_the_plugin_asks_for_it() {
     .import(r#"(import "env" "proxy_teleport" (func $teleport (param i32) (result i32)))"#)
     .import(r#"(import "env" "proxy_clear_route_cache" (func $odd_clear (param i64) (result i32)))"#);
     let mut spec = guest.spec();
+    let error = Rig::start(spec.clone()).err().unwrap();
+    for named in ["unknown import env.proxy_teleport", "env.proxy_clear_route_cache has type", "stub_unknown_imports"] {
+        assert!(error.message.contains(named), "{}", error.message);
+    }
+    let unstubbed = spec.clone();
     spec.stub_unknown_imports = true;
+    assert!(!spec.runs_as(&unstubbed), "a reload starts the plugin anew");
     let rig = Rig::start(spec.clone()).unwrap();
     assert_eq!(rig.results_of_request(), [12, 12]);
     rig.results_of_request();

@@ -74,6 +74,11 @@ fn a_plugin_can_learn_its_names() {
         assert_eq!(rig.results(&mut env), [0]);
         assert_eq!(text(&env), expected);
     }
+    spec.root_id.clear();
+    spec.wasm = guest(&get(210, 14)).wasm().into();
+    let mut env = request();
+    assert_eq!(Rig::start(spec).unwrap().results(&mut env), [0], "an empty root id is there");
+    assert_eq!(text(&env), "");
     let rig =
         guest("(call $put (call $get_property (i32.const 260) (i32.const 6) (i32.const 0) (i32.const 4)))").start();
     assert_eq!(rig.results_of_request(), [1]);

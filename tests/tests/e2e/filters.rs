@@ -3,7 +3,8 @@
 use crate::higress::{probe, said};
 use serde_json::{Value, json};
 use turnstile_tests::harness::{
-    Answer, CHAT, Flood, Guest, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, chat_stream, logs, module, send, until,
+    Answer, CHAT, Flood, Guest, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, chat_stream, logs, module,
+    send, until,
 };
 
 fn hello() -> PluginText {
@@ -100,8 +101,10 @@ async fn a_short_answer_behind_filters_has_its_length() {
 
 /// A JSON answer of several pieces on a route whose answers are not read.
 async fn long_answer(filter: PluginText) -> (Rig, Answer) {
-    let guest = Guest::on_request("(drop (call $get_shared (i32.const 100) (i32.const 1) (i32.const 200) (i32.const 204) \
-                                   (i32.const 208)))");
+    let guest = Guest::on_request(
+        "(drop (call $get_shared (i32.const 100) (i32.const 1) (i32.const 200) (i32.const 204) \
+                                   (i32.const 208)))",
+    );
     let rig = with(&[filter]).file("request-only.wasm", guest.wasm()).start().await;
     let body = json!({"model": "sim", "prompt": "long ".repeat(100_000)});
     let answer = rig.post("/tokenize", &body).await;
@@ -145,7 +148,10 @@ async fn an_answer_that_went_past_a_filter_is_known_at_its_end() {
     let [code, told, kind] = said("past").try_into().unwrap();
     assert!(code.starts_with("> get_property response.code = OK "), "{code}");
     assert!(told.starts_with("> get_property response.size = OK "), "{told}");
-    let shown: String = size.iter().map(|byte| if byte.is_ascii_graphic() { char::from(*byte).to_string() } else { format!("\\x{byte:02x}") }).collect();
+    let shown: String = size
+        .iter()
+        .map(|byte| if byte.is_ascii_graphic() { char::from(*byte).to_string() } else { format!("\\x{byte:02x}") })
+        .collect();
     assert!(told.ends_with(&shown), "{told}, not {shown}");
     assert!(kind.ends_with("= OK application/json"), "{kind}");
 }

@@ -36,6 +36,7 @@ mod higress;
 mod higress_redis;
 mod hints;
 mod injected;
+mod module_configuration;
 mod plugin_faults;
 mod policies;
 mod prefill;

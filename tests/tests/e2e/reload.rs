@@ -86,7 +86,10 @@ async fn a_stream_ends_on_the_generation_and_worker_it_began_with() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_plugins_that_are_gone_have_left_is_forgotten_once_no_rollback_can_bring_them_back() {
     let program = |name: &str| {
-        probe(name, "on configure\n  - set_shared_data k v 0\n  - register_shared_queue q\n  - define_metric counter kept\n")
+        probe(
+            name,
+            "on configure\n  - set_shared_data k v 0\n  - register_shared_queue q\n  - define_metric counter kept\n",
+        )
     };
     let chain = |n: usize| -> Vec<PluginText> {
         let own = program(&format!("own-{n}")).key(format!("vm_id = \"own-{n}\""));

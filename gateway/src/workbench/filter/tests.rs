@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use super::super::arguments::{TriedPhase, TryArgs};
+use super::super::arguments::{GivenArgs, TriedPhase, TryArgs};
 use super::super::expectation::differences;
 use super::super::{Case, cases, run_cases, subject, trial, try_plugin};
 use super::callees::Callees;
@@ -22,7 +22,7 @@ fn options(json: Value) -> serde_json::Map<String, Value> {
 }
 
 fn tried(wasm: &[u8], configuration: Value, exchange: &Value) -> Tried {
-    let subject = Subject::new("guest.wasm".into(), "guest".to_owned(), wasm.into(), options(configuration));
+    let subject = Subject::new("guest.wasm".into(), "guest".to_owned(), wasm.into(), &options(configuration).into());
     let exchange = Exchange::parse(exchange.to_string().as_bytes()).unwrap();
     let started = subject.start_among(&subject::runtime(None).unwrap(), Callees::new(&exchange.calls)).unwrap();
     run(&started, &exchange)
@@ -265,18 +265,23 @@ fn cases_of_filters_have_no_fleet_and_the_command_line_says_what_is_missing() {
     write("config.json", json!({"greeting": "hi"}));
     let expect = write("expect.json", json!({"request": {"added": {"x-hello": "hi"}}, "answered": null}));
     let (wasm, runtime) = (module("test/hello.wasm"), subject::runtime(None).unwrap());
-    let said = run_cases(&wasm, &dir.path().join("cases"), Phase::Filter, &runtime).unwrap();
+    let said = run_cases(&wasm, &dir.path().join("cases"), &GivenArgs::default(), Phase::Filter, &runtime).unwrap();
     assert_eq!((said.out.as_str(), said.failed), ("ok greets\n1 passed, 0 failed\n", None));
     write("expect.json", json!({"request": {"added": {"x-hello": "ho"}}}));
-    let said = run_cases(&wasm, &dir.path().join("cases"), Phase::Filter, &runtime).unwrap();
+    let said = run_cases(&wasm, &dir.path().join("cases"), &GivenArgs::default(), Phase::Filter, &runtime).unwrap();
     assert!(said.out.contains(r#"request.added.x-hello: expected "ho", found "hi""#), "{}", said.out);
-    assert!(cases(&dir.path().join("cases"), Phase::Route).unwrap_err().ends_with("fleet.json: is missing"));
+    let listed = |phase| cases(&dir.path().join("cases"), &GivenArgs::default(), phase);
+    assert!(listed(Phase::Route).unwrap_err().ends_with("fleet.json: is missing"));
+    write("config.txt", json!("a text"));
+    assert!(
+        listed(Phase::Filter).unwrap_err().ends_with("greets: has config.json and config.txt; expected one of them")
+    );
 
     let args = |phase, fleet: Option<&Path>| TryArgs {
         file: wasm.clone(),
         turn: Some(turn.clone()),
         fleet: fleet.map(Path::to_owned),
-        config: None,
+        given: GivenArgs::default(),
         expect: None,
         cases: None,
         phase,
@@ -285,7 +290,8 @@ fn cases_of_filters_have_no_fleet_and_the_command_line_says_what_is_missing() {
     assert!(try_plugin(&args(TriedPhase::Filter, Some(&expect))).unwrap_err().contains("a filter sees no fleet"));
     assert!(try_plugin(&args(TriedPhase::Route, None)).unwrap_err().starts_with("--fleet must be given"));
     let wrong = write("wrong.json", json!({"response": {"status": 99}}));
-    let bad = Case { turn: wrong, fleet: None, config: None, expect: None };
-    let error = trial(&Subject::read(&wasm, None).unwrap(), &bad, Phase::Filter, &runtime).err().unwrap();
+    let bad = Case { turn: wrong, fleet: None, given: GivenArgs::default(), expect: None };
+    let error =
+        trial(&Subject::read(&wasm, &GivenArgs::default()).unwrap(), &bad, Phase::Filter, &runtime).err().unwrap();
     assert!(error.contains("wrong.json: response.status: must be 200 to 599, found 99"), "{error}");
 }
