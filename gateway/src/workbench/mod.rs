@@ -16,6 +16,7 @@ pub mod subject;
 pub mod text;
 pub mod trace;
 pub mod trial;
+pub mod waiting;
 
 use arguments::{BenchArgs, CheckModuleArgs, CompileArgs, PluginAction, TryArgs};
 use filter::callees::Callees;
