@@ -44,6 +44,12 @@ impl<'a> Waiting<'a> {
         Self { plugin, answers, pause_ms, longest_ms: LONGEST_WAIT_MS, now_ms: 0 }
     }
 
+    /// The same at a later time, for a plugin that has had ticks before.
+    #[must_use]
+    pub fn at(self, now_ms: u64) -> Self {
+        Self { now_ms, ..self }
+    }
+
     /// Answers calls, and ticks if time passes, with the environment where replies can edit it. Whether there was a call, and what
     /// was asked for the stream.
     ///

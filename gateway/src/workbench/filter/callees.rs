@@ -11,12 +11,15 @@ use super::changes::{fields, shown};
 /// Calls that are remembered; what is beyond is answered and not shown.
 const MAX_SHOWN_CALLS: usize = 100;
 
+/// Answers that are still to be given, by upstream.
+type Queues = BTreeMap<String, VecDeque<Option<HttpReply>>>;
+
 /// The callees of one trial.
 #[derive(Default)]
 pub struct Callees {
     /// Why all calls fail, if they do.
     gone: Option<&'static str>,
-    replies: Mutex<BTreeMap<String, VecDeque<Option<HttpReply>>>>,
+    replies: Mutex<Queues>,
     names: Vec<String>,
     asked: Mutex<Vec<CallCommand>>,
     calls: Mutex<Vec<Value>>,
@@ -27,13 +30,17 @@ impl Callees {
     /// Callees that answer so, one call after the other.
     pub fn new(replies: &BTreeMap<String, Vec<Option<HttpReply>>>) -> Self {
         let names = replies.keys().cloned().collect();
-        let replies = replies.iter().map(|(name, list)| (name.clone(), list.iter().cloned().collect())).collect();
-        Self { replies: Mutex::new(replies), names, ..Self::default() }
+        Self { replies: Mutex::new(queues(replies)), names, ..Self::default() }
     }
 
     /// Callees that nobody can reach: every call fails.
     pub fn unreachable() -> Self {
         Self { gone: Some("the upstream cannot be reached"), ..Self::default() }
+    }
+
+    /// From here on they answer as they did at first.
+    pub fn renew(&self, replies: &BTreeMap<String, Vec<Option<HttpReply>>>) {
+        *self.replies.lock() = queues(replies);
     }
 
     /// Whether there is such a callee.
@@ -73,6 +80,10 @@ impl Callees {
             calls.push(call);
         }
     }
+}
+
+fn queues(replies: &BTreeMap<String, Vec<Option<HttpReply>>>) -> Queues {
+    replies.iter().map(|(name, list)| (name.clone(), list.iter().cloned().collect())).collect()
 }
 
 impl Answers for Callees {

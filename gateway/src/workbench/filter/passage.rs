@@ -39,6 +39,19 @@ pub enum End {
     TooLarge,
 }
 
+impl End {
+    /// In words.
+    pub fn why(&self) -> String {
+        match self {
+            Self::Answer(response) => format!("it was answered with {}", response.status),
+            Self::Close => "it was broken off".to_owned(),
+            Self::Fault(fault) => fault.clone(),
+            Self::Waits(at) => format!("the filter paused in {}, and nothing ended that", at.export()),
+            Self::TooLarge => "the filter holds more of a body than held_body_bytes".to_owned(),
+        }
+    }
+}
+
 /// The exchange on its way.
 pub struct Passage<'a> {
     waiting: Waiting<'a>,
@@ -200,6 +213,11 @@ impl<'a> Passage<'a> {
         let piece = self.take(side);
         self.out.extend_from_slice(&piece);
         Ok(())
+    }
+
+    /// The time that it is now, ms.
+    pub fn now_ms(&self) -> u64 {
+        self.waiting.now_ms
     }
 
     /// Answers calls that nothing waits for, and those that their replies lead to.
