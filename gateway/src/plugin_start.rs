@@ -72,7 +72,7 @@ impl Start<'_> {
                 // What is kept has served already.
                 let test = plugin.self_test.as_ref().filter(|_| matches!(self.modules, Modules::Current));
                 if let Some(file) = test {
-                    let test = self_test::run(plugin, &spec, file, self.config, self.foundation);
+                    let test = self_test::run(plugin, &spec, &destinations, file, self.config, self.foundation);
                     let file = file.display().to_string();
                     test.map_err(|reason| BuildError::SelfTest { name, file, path: path.clone(), reason })?;
                 }

@@ -9,6 +9,7 @@ use crate::callout::{CallCommand, CallId, CallKind, GRPC_UNAVAILABLE, GrpcEvent,
 use crate::host::ROOT_CONTEXT;
 use crate::http_env::FieldMap;
 use crate::instance::Instance;
+use crate::measure::measured;
 use crate::outcome::Fault;
 use crate::plugin::PluginInner;
 use crate::shard::ShardState;
@@ -263,7 +264,7 @@ impl Instance {
             Err(reason) => host.status = (BROKEN_CONNECTION, reason),
         }
         let (headers, body, trailers) = (number(sizes.0), number(sizes.1), number(sizes.2));
-        call.call(&mut self.store, (ROOT_CONTEXT, token, headers, body, trailers))
+        measured(&mut self.store, |store| call.call(store, (ROOT_CONTEXT, token, headers, body, trailers)))
     }
 
     fn tell_redis(&mut self, token: u32, reply: Result<Bytes, String>) -> wasmtime::Result<()> {
@@ -281,7 +282,7 @@ impl Instance {
                 (REDIS_FAILED, 0)
             }
         };
-        call.call(&mut self.store, (ROOT_CONTEXT, token, status, number(size)))
+        measured(&mut self.store, |store| call.call(store, (ROOT_CONTEXT, token, status, number(size))))
     }
 
     fn tell_grpc(&mut self, token: u32, event: GrpcEvent) -> wasmtime::Result<()> {
@@ -309,7 +310,7 @@ impl Instance {
         let Some(call) = export.clone() else { return Ok(()) };
         self.prepare(ROOT_CONTEXT, callback);
         self.store.data_mut().shown = Arc::new(shown);
-        call.call(&mut self.store, (ROOT_CONTEXT, token, size))
+        measured(&mut self.store, |store| call.call(store, (ROOT_CONTEXT, token, size)))
     }
 }
 

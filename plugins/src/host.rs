@@ -35,6 +35,8 @@ pub(crate) struct Loaded {
     pub(crate) abi: AbiVersion,
     pub(crate) callbacks: CallbackSet,
     pub(crate) services: Arc<dyn PluginServices>,
+    /// Somebody wants to know what each callback costs.
+    pub(crate) measured: bool,
     pub(crate) name_space: NameSpace,
     pub(crate) stats: StatsCounters,
     /// Counts its instances.
@@ -66,6 +68,7 @@ impl Loaded {
             name_space: services.shared().data.space(&spec.vm_id),
             log_budget: LogBudget::new(spec.limits.log_lines_per_s),
             stats: StatsCounters::default(),
+            measured: services.measures(),
             live,
             open_calls: CallCount::default(),
             started: Instant::now(),

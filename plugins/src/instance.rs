@@ -18,6 +18,7 @@ use crate::env::StreamEnv;
 use crate::guest_memory::GuestStop;
 use crate::host::{Host, Loaded, Phase, ROOT_CONTEXT, RootEnd, StreamSlot};
 use crate::live::Presence;
+use crate::measure::measured;
 use crate::outcome::{Action, CallOutcome, Effects, FaultKind, PluginError, StartPhase};
 use crate::runtime::{Runtime, epochs};
 
@@ -135,7 +136,7 @@ impl Instance {
         host.callback = Some(Callback::ContextCreate);
         if let Some(create) = &exports.context_create {
             arm(&mut store);
-            create.call(&mut store, (ROOT_CONTEXT, 0))?;
+            measured(&mut store, |store| create.call(store, (ROOT_CONTEXT, 0)))?;
         }
         let sized = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
         *phase = StartPhase::VmStart;
@@ -144,7 +145,7 @@ impl Instance {
             arm(&mut store);
             let size = sized(plugin.spec.vm_configuration.len());
             wasmtime::ensure!(
-                vm_start.call(&mut store, (ROOT_CONTEXT, size))? != 0,
+                measured(&mut store, |store| vm_start.call(store, (ROOT_CONTEXT, size)))? != 0,
                 "proxy_on_vm_start returned false"
             );
         }
@@ -154,7 +155,7 @@ impl Instance {
             arm(&mut store);
             let size = sized(plugin.spec.configuration.len());
             wasmtime::ensure!(
-                configure.call(&mut store, (ROOT_CONTEXT, size))? != 0,
+                measured(&mut store, |store| configure.call(store, (ROOT_CONTEXT, size)))? != 0,
                 "proxy_on_configure returned false: the plugin refuses its configuration"
             );
         }
@@ -244,7 +245,7 @@ impl Instance {
         self.store.data_mut().streams.insert(context, StreamSlot::default());
         self.prepare(context, Callback::ContextCreate);
         match &self.exports.context_create {
-            Some(create) => create.call(&mut self.store, (context, ROOT_CONTEXT)),
+            Some(create) => measured(&mut self.store, |store| create.call(store, (context, ROOT_CONTEXT))),
             None => Ok(()),
         }
     }
@@ -260,7 +261,7 @@ impl Instance {
             slot.effects.continue_request = false;
             slot.effects.continue_response = false;
         }
-        let returned = call.enter(&mut self.store, &self.exports, context)?;
+        let returned = measured(&mut self.store, |store| call.enter(store, &self.exports, context))?;
         let mut effects = std::mem::take(&mut self.store.data_mut().effects);
         let action = match returned {
             0 => Action::Continue,
@@ -301,20 +302,20 @@ impl Instance {
             self.prepare(context, Callback::Log);
         }
         if let Some(log) = &self.exports.log {
-            log.call(&mut self.store, context)?;
+            measured(&mut self.store, |store| log.call(store, context))?;
         }
         if self.exports.done.is_some() {
             self.prepare(context, Callback::Done);
         }
         if let Some(done) = &self.exports.done {
             // A stream ends whatever the guest says.
-            done.call(&mut self.store, context)?;
+            measured(&mut self.store, |store| done.call(store, context))?;
         }
         if self.exports.delete.is_some() {
             self.prepare(context, Callback::Delete);
         }
         if let Some(delete) = &self.exports.delete {
-            delete.call(&mut self.store, context)?;
+            measured(&mut self.store, |store| delete.call(store, context))?;
         }
         let host = self.store.data_mut();
         host.streams.remove(&context);
@@ -332,7 +333,7 @@ impl Instance {
         let Some(tick) = self.exports.tick.clone() else { return Ok(()) };
         self.prepare(ROOT_CONTEXT, Callback::Tick);
         self.store.data().plugin.stats.ticks.fetch_add(1, Relaxed);
-        tick.call(&mut self.store, ROOT_CONTEXT)
+        measured(&mut self.store, |store| tick.call(store, ROOT_CONTEXT))
     }
 
     /// The tick period, ms (0: none), and whether the guest has set it since the last question.
@@ -355,7 +356,7 @@ impl Instance {
             let untold = host.plugin.services.shared().queues.take_untold(id, self.sequence);
             for _ in 0..untold {
                 self.prepare(ROOT_CONTEXT, Callback::QueueReady);
-                ready.call(&mut self.store, (ROOT_CONTEXT, id))?;
+                measured(&mut self.store, |store| ready.call(store, (ROOT_CONTEXT, id)))?;
             }
         }
         Ok(())
@@ -367,7 +368,7 @@ impl Instance {
         // The guest may call `proxy_done` at once.
         self.store.data_mut().root_end = RootEnd::Pending;
         self.prepare(ROOT_CONTEXT, Callback::Done);
-        let ended = done.call(&mut self.store, ROOT_CONTEXT)? != 0;
+        let ended = measured(&mut self.store, |store| done.call(store, ROOT_CONTEXT))? != 0;
         Ok(ended || self.root_has_ended())
     }
 
@@ -380,7 +381,7 @@ impl Instance {
     pub(crate) fn root_delete(&mut self) -> wasmtime::Result<()> {
         let Some(delete) = self.exports.delete.clone() else { return Ok(()) };
         self.prepare(ROOT_CONTEXT, Callback::Delete);
-        delete.call(&mut self.store, ROOT_CONTEXT)
+        measured(&mut self.store, |store| delete.call(store, ROOT_CONTEXT))
     }
 
     /// Live streams for which callbacks of other contexts asked for something.

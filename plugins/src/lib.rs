@@ -25,6 +25,7 @@ mod instance;
 mod link_check;
 mod live;
 mod log_budget;
+mod measure;
 mod metrics;
 mod outcome;
 pub mod pairs;
@@ -56,6 +57,7 @@ pub use env::{HeaderPairs, Lent, NoEnv, Parked, StreamEnv};
 pub use http_env::{Body, FieldMap, HttpEnv, RequestMap, ResponseMap};
 pub use inspection::{Import, Inspection};
 pub use live::LivePlugin;
+pub use measure::CallbackRun;
 pub use metrics::{HISTOGRAM_BOUNDS, MetricError, MetricSnapshot, MetricValue, PluginMetrics};
 pub use outcome::{
     Action, CallOutcome, CallResult, Effects, Fault, FaultKind, Injected, LocalResponse, PluginError, StartPhase,

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::abi::{LogLevel, Status};
 use crate::callout::CallCommand;
+use crate::measure::CallbackRun;
 use crate::metrics::PluginMetrics;
 use crate::shared_data::SharedData;
 use crate::shared_queues::SharedQueues;
@@ -95,6 +96,16 @@ pub trait PluginServices: Send + Sync {
     /// before it returns; commands about one call come in order. By default calls fail.
     fn call_out(&self, plugin: &str, command: CallCommand) {
         let _ = (plugin, command);
+    }
+
+    /// Whether [`PluginServices::ran`] is to be told of callbacks. Asked once, when a plugin starts.
+    fn measures(&self) -> bool {
+        false
+    }
+
+    /// A callback has run, whether it returned or not. Told while the plugin is locked: must neither block nor call it.
+    fn ran(&self, run: CallbackRun) {
+        let _ = run;
     }
 
     /// A named function called outside of a stream.

@@ -55,6 +55,16 @@ impl Destinations {
         Ok(Self { by_name: found, clusters: plugin.dialect == Dialect::Higress })
     }
 
+    /// Whether there is one of this name that is called by HTTP or gRPC.
+    pub fn has(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|destination| !destination.is_redis())
+    }
+
+    /// Whether there is one of this name that is a Redis server.
+    pub fn has_redis(&self, name: &str) -> bool {
+        self.get(name).is_some_and(Destination::is_redis)
+    }
+
     pub(super) fn get(&self, name: &str) -> Option<&Destination> {
         if self.clusters {
             return cluster::names(name).find_map(|name| self.by_name.get(name));

@@ -272,11 +272,11 @@ impl PluginServices for PluginPort {
     }
 
     fn has_upstream(&self, _: &str, upstream: &str) -> bool {
-        self.destinations.get(upstream).is_some_and(|destination| !destination.is_redis())
+        self.destinations.has(upstream)
     }
 
     fn has_redis(&self, _: &str, upstream: &str) -> bool {
-        self.destinations.get(upstream).is_some_and(Destination::is_redis)
+        self.destinations.has_redis(upstream)
     }
 
     fn call_out(&self, plugin: &str, command: CallCommand) {

@@ -11,7 +11,8 @@ mod request;
 mod response;
 
 pub use env::FilterEnv;
-use env::{PlacedAt, UpstreamConnection};
+pub use env::PlacedAt;
+use env::UpstreamConnection;
 pub use response::ChunkFilter;
 
 use crate::errors::{Kind, Refusal};

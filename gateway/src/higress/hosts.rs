@@ -12,23 +12,38 @@ use turnstile_fleet::body::scan;
 use turnstile_fleet::worker::{WorkerView, fail_open};
 
 /// Where the hosts of one exchange are looked up.
-pub struct Hosts {
-    fleet: Arc<Fleet>,
-    generation: Arc<Generation>,
+pub struct Hosts(Source);
+
+enum Source {
+    /// What serves.
+    Live { fleet: Arc<Fleet>, generation: Arc<Generation> },
+    /// A pool as it is when nothing runs, without a fleet.
+    Idle { pool: Arc<str>, hosts: Vec<(String, String)> },
 }
 
 impl Hosts {
     /// The hosts of a fleet, for a request of a generation.
     pub fn new(fleet: Arc<Fleet>, generation: Arc<Generation>) -> Self {
-        Self { fleet, generation }
+        Self(Source::Live { fleet, generation })
+    }
+
+    /// A pool whose workers, with their addresses, are ready and idle, for a request for a model.
+    pub fn idle(pool: Arc<str>, workers: &[(String, WorkerView)], model: Option<&str>) -> Self {
+        let model = model.unwrap_or_default();
+        let hosts = workers.iter().map(|(address, view)| (address.clone(), host(view, model))).collect();
+        Self(Source::Idle { pool, hosts })
     }
 
     /// The workers of the pool that a request with this body goes to: address, and a JSON object. Without a body, or with
     /// one that names no model, those of the pool for requests without a model. Nothing if no pool takes it.
     pub fn list(&self, body: &Bytes) -> Vec<(String, String)> {
-        let model = self.model(body);
-        let Some(pool) = self.pool(model.as_deref()) else { return Vec::new() };
-        let workers = self.fleet.workers_of(pool.index).unwrap_or_else(|| pool.workers.clone());
+        let (fleet, generation) = match &self.0 {
+            Source::Live { fleet, generation } => (fleet, generation),
+            Source::Idle { hosts, .. } => return hosts.clone(),
+        };
+        let model = model_of(generation, body);
+        let Some(pool) = pool_of(generation, model.as_deref()) else { return Vec::new() };
+        let workers = fleet.workers_of(pool.index).unwrap_or_else(|| pool.workers.clone());
         let mut views: Vec<WorkerView> = workers.iter().map(|worker| worker.view(0)).collect();
         fail_open(&mut views, &[]);
         let shown = model.unwrap_or_default();
@@ -37,22 +52,27 @@ impl Hosts {
 
     /// The name of that pool.
     pub fn pool_name(&self, body: &Bytes) -> Option<&str> {
-        self.pool(self.model(body).as_deref()).map(|pool| &*pool.name)
-    }
-
-    /// The model that a body names, where pools differ by it.
-    fn model(&self, body: &Bytes) -> Option<String> {
-        if self.generation.pools.len() < 2 {
-            return None;
+        match &self.0 {
+            Source::Live { generation, .. } => {
+                pool_of(generation, model_of(generation, body).as_deref()).map(|pool| &*pool.name)
+            }
+            Source::Idle { pool, .. } => Some(pool),
         }
-        scan(body).ok().and_then(|members| members.string("model").map(|model| model.into_owned()))
     }
+}
 
-    fn pool(&self, model: Option<&str>) -> Option<&PoolRuntime> {
-        // One pool serves what it serves; which model is asked for is checked later.
-        let only = || self.generation.pools.first().filter(|_| self.generation.pools.len() == 1);
-        self.generation.pool_for(model).or_else(only)
+/// The model that a body names, where pools differ by it.
+fn model_of(generation: &Generation, body: &Bytes) -> Option<String> {
+    if generation.pools.len() < 2 {
+        return None;
     }
+    scan(body).ok().and_then(|members| members.string("model").map(|model| model.into_owned()))
+}
+
+fn pool_of<'a>(generation: &'a Generation, model: Option<&str>) -> Option<&'a PoolRuntime> {
+    // One pool serves what it serves; which model is asked for is checked later.
+    let only = || generation.pools.first().filter(|_| generation.pools.len() == 1);
+    generation.pool_for(model).or_else(only)
 }
 
 /// `ip:port`, or the host's name while it is not resolved.

@@ -21,7 +21,7 @@ pub enum PluginAction {
     Compile(CompileArgs),
     /// Let a policy decide on a turn and explain the decision, take an exchange through a filter, or run the cases of a folder
     Run(TryArgs),
-    /// Measure what a policy's callbacks cost
+    /// Measure what each callback of a policy or filter costs, in time and memory
     Bench(BenchArgs),
     /// Begin a policy: a project that builds and passes its test
     New(NewArgs),
@@ -108,22 +108,23 @@ pub struct BenchArgs {
     /// The module (.wasm)
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// The request: JSON {path, headers, body}; without it, a sample
+    /// The request: JSON {path, headers, body}; for a filter also {method, trailers, response, calls}, as for `plugin run`.
+    /// Without it, a sample
     #[arg(long, value_name = "FILE")]
     pub turn: Option<PathBuf>,
-    /// The fleet: JSON {workers, session, …}; without it, a sample of 8 workers
+    /// The fleet: JSON {workers, session, events, …}; without it, a sample of 8 workers. A filter needs none
     #[arg(long, value_name = "FILE", requires = "turn")]
     pub fleet: Option<PathBuf>,
     /// What the plugin is started with
     #[command(flatten)]
     pub given: GivenArgs,
-    /// The phase that the policy runs in
+    /// The phase that it runs in
     #[arg(long, value_enum, default_value = "route")]
-    pub phase: PolicyPhase,
-    /// Turns that are measured, after 100 that are not
+    pub phase: TriedPhase,
+    /// Turns (for a filter: exchanges) that are measured, after 100 that are not
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub turns: u32,
-    /// Print JSON
+    /// Print JSON: times in µs, memory in bytes
     #[arg(long)]
     pub json: bool,
 }
@@ -140,15 +141,6 @@ pub struct NewArgs {
     /// Folder to make the project's folder in
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
-}
-
-/// The phases of policies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PolicyPhase {
-    /// When the turn arrives
-    Admit,
-    /// When the turn is dispatched
-    Route,
 }
 
 /// The phases of plugins.
@@ -173,15 +165,6 @@ pub enum Language {
     As,
     /// C (clang and wasm-ld)
     C,
-}
-
-impl From<PolicyPhase> for Phase {
-    fn from(phase: PolicyPhase) -> Self {
-        match phase {
-            PolicyPhase::Admit => Self::Admit,
-            PolicyPhase::Route => Self::Route,
-        }
-    }
 }
 
 impl From<TriedPhase> for Phase {

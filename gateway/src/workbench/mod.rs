@@ -10,14 +10,17 @@ pub mod compile;
 pub mod expectation;
 pub mod filter;
 pub mod fleet_file;
+pub mod meter;
 pub mod project;
 pub mod situation;
 pub mod subject;
 pub mod text;
 pub mod trace;
 pub mod trial;
+pub mod waiting;
 
 use arguments::{BenchArgs, CheckModuleArgs, CompileArgs, GivenArgs, PluginAction, TryArgs};
+use bench::Load;
 use filter::callees::Callees;
 use filter::exchange_file::Exchange;
 use serde_json::Value;
@@ -48,7 +51,7 @@ pub fn dispatch(action: &PluginAction) -> Result<Said, String> {
         PluginAction::Check(args) => check_module(args),
         PluginAction::Compile(args) => compile_module(args),
         PluginAction::Run(args) => try_plugin(args),
-        PluginAction::Bench(args) => bench_policy(args),
+        PluginAction::Bench(args) => bench_plugin(args),
         PluginAction::New(args) => project::create(args).map(|out| Said { out, ..Said::default() }),
     }
 }
@@ -86,13 +89,26 @@ fn try_plugin(args: &TryArgs) -> Result<Said, String> {
     run_one(&args.file, &case, phase, args.json, &runtime)
 }
 
-fn bench_policy(args: &BenchArgs) -> Result<Said, String> {
+fn bench_plugin(args: &BenchArgs) -> Result<Said, String> {
     let subject = Subject::read(&args.file, &args.given)?;
     let phase = Phase::from(args.phase);
+    let runtime = subject::runtime(compile::cache_of(None)?)?;
     let text = |file: &Option<PathBuf>, sample: &str| match file {
         Some(path) => input(path),
         None => Ok(("the sample".to_owned(), sample.as_bytes().to_vec())),
     };
+    let say = |report: &Value| {
+        let out = if args.json { pretty(report) } else { bench::text(report) };
+        Said { out, ..Said::default() }
+    };
+    if phase == Phase::Filter {
+        if args.fleet.is_some() {
+            return Err("--fleet: a filter sees no fleet".to_owned());
+        }
+        let (name, exchange) = text(&args.turn, bench::SAMPLE_EXCHANGE)?;
+        let exchange = Exchange::parse(&exchange).map_err(|e| format!("{name}: {e}"))?;
+        return bench::bench(&subject, Load::Exchange(&exchange), &runtime, args.turns).map(|report| say(&report));
+    }
     let turn = text(&args.turn, bench::SAMPLE.0)?;
     // The sample's session belongs to the sample's turn.
     let fleet = match (&args.turn, &args.fleet) {
@@ -100,10 +116,7 @@ fn bench_policy(args: &BenchArgs) -> Result<Said, String> {
         _ => text(&args.fleet, bench::SAMPLE.1)?,
     };
     let situation = Situation::new((&turn.0, &turn.1), (&fleet.0, &fleet.1), phase)?;
-    let runtime = subject::runtime(compile::cache_of(None)?)?;
-    let report = bench::bench(&subject, &situation, &runtime, args.turns)?;
-    let out = if args.json { pretty(&report) } else { bench::text(&report) };
-    Ok(Said { out, ..Said::default() })
+    bench::bench(&subject, Load::Turn(&situation, phase), &runtime, args.turns).map(|report| say(&report))
 }
 
 /// The files of one trial.

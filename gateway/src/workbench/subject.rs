@@ -2,6 +2,7 @@
 
 use super::arguments::GivenArgs;
 use super::filter::callees::Callees;
+use super::meter::Meter;
 use crate::module_file;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -12,8 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use turnstile_config::PluginConfiguration;
 use turnstile_plugins::{
-    AbiVersion, CallCommand, LogLevel, LogLine, Plugin, PluginServices, PluginSpec, Runtime, RuntimeOptions,
-    SharedState,
+    AbiVersion, CallCommand, CallbackRun, LogLevel, LogLine, Plugin, PluginServices, PluginSpec, Runtime,
+    RuntimeOptions, SharedState,
 };
 
 /// Log lines that are kept.
@@ -44,6 +45,8 @@ pub struct Services {
     shared: SharedState,
     lines: Mutex<Vec<Line>>,
     callees: Callees,
+    measures: bool,
+    meter: Meter,
 }
 
 /// A plugin that was started.
@@ -98,9 +101,21 @@ impl Subject {
     /// # Errors
     /// As with [`Subject::start`].
     pub fn start_among(&self, runtime: &Runtime, callees: Callees) -> Result<Started, String> {
+        self.start_with(runtime, Services { callees, ..Services::default() })
+    }
+
+    /// The same with every callback measured, those of the start included.
+    ///
+    /// # Errors
+    /// As with [`Subject::start`].
+    pub fn start_measured(&self, runtime: &Runtime, callees: Callees) -> Result<Started, String> {
+        self.start_with(runtime, Services { callees, measures: true, ..Services::default() })
+    }
+
+    fn start_with(&self, runtime: &Runtime, services: Services) -> Result<Started, String> {
         // First, so that starting takes the time that it takes in a gateway with a warm cache.
         let inspection = runtime.inspect(&self.wasm).map_err(|e| format!("{}: {e}", self.path.display()))?;
-        let services = Arc::new(Services { callees, ..Services::default() });
+        let services = Arc::new(services);
         let mut spec =
             PluginSpec::new(self.name.as_str(), Arc::clone(&self.wasm)).with_configuration(self.configuration.clone());
         spec.root_id.clone_from(&self.root_id);
@@ -185,6 +200,11 @@ impl Services {
     pub fn callees(&self) -> &Callees {
         &self.callees
     }
+
+    /// What its callbacks took, if it was started to be measured.
+    pub fn meter(&self) -> &Meter {
+        &self.meter
+    }
 }
 
 impl PluginServices for Services {
@@ -205,6 +225,14 @@ impl PluginServices for Services {
 
     fn has_upstream(&self, _: &str, upstream: &str) -> bool {
         self.callees.knows(upstream)
+    }
+
+    fn measures(&self) -> bool {
+        self.measures
+    }
+
+    fn ran(&self, run: CallbackRun) {
+        self.meter.add(run);
     }
 
     fn call_out(&self, _: &str, command: CallCommand) {

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use super::arguments::{CompileArgs, GivenArgs, PolicyPhase};
+use super::arguments::{CompileArgs, GivenArgs, TriedPhase};
 use super::*;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -391,31 +391,164 @@ fn a_compiled_module_is_what_a_gateway_loads() {
     assert!(compile::into_cache(&subject, None).unwrap_err().contains("use -o FILE"));
 }
 
+fn bench_args(file: PathBuf, phase: TriedPhase) -> BenchArgs {
+    BenchArgs { file, turn: None, fleet: None, given: GivenArgs::default(), phase, turns: 20, json: true }
+}
+
+fn benched(args: &BenchArgs) -> Value {
+    serde_json::from_str(&bench_plugin(args).unwrap().out).unwrap()
+}
+
+/// The callbacks of a report with how often each ran, in their order.
+fn calls_of(callbacks: &Value) -> Vec<(&str, u64)> {
+    callbacks.as_object().unwrap().iter().map(|(name, row)| (&**name, row["calls"].as_u64().unwrap())).collect()
+}
+
 #[test]
-fn a_bench_counts_every_callback_and_stops_at_a_fault() {
+fn a_bench_shows_what_is_called_and_stops_at_a_fault() {
     let dir = tempfile::tempdir().unwrap();
     let wasm = guest(dir.path(), "", "");
-    let args = |file: PathBuf| BenchArgs {
-        file,
-        turn: None,
-        fleet: None,
-        given: GivenArgs::default(),
-        phase: PolicyPhase::Route,
-        turns: 20,
-        json: true,
-    };
-    let report: Value = serde_json::from_str(&bench_policy(&args(wasm)).unwrap().out).unwrap();
-    assert_eq!(report["turns"], 20);
-    assert_eq!(report["workers"], 8);
-    for callback in ["proxy_on_request_headers", "proxy_on_log"] {
-        let times = &report["callbacks"][callback];
-        let time = |which: &str| times[which].as_f64().unwrap();
-        assert!(time("median_us") <= time("p99_us") && time("p99_us") <= time("max_us"), "{times}");
-    }
+    let report = benched(&bench_args(wasm, TriedPhase::Route));
+    assert_eq!((&report["turns"], &report["workers"], &report["phase"]), (&20.into(), &8.into(), &"route".into()));
+    // What the module does not export is not there.
+    assert_eq!(calls_of(&report["callbacks"]), [("proxy_on_request_headers", 20)]);
+    assert_eq!(calls_of(&report["start"]), []);
+    let row = &report["callbacks"]["proxy_on_request_headers"];
+    let time = |which: &str| row[which].as_f64().unwrap();
+    assert!(time("median_us") <= time("p99_us") && time("p99_us") <= time("max_us"), "{row}");
+    assert_eq!((&row["memory_grown_bytes"], &row["memory_bytes"]), (&0.into(), &65536.into()));
     assert_eq!(report["memory_bytes"]["after_turns"], 65536);
     assert!(bench::text(&report).contains("20 turns on 8 workers"));
     let wasm = guest(dir.path(), "(unreachable)", "");
-    assert!(bench_policy(&args(wasm)).unwrap_err().starts_with("turn 0: "));
+    assert!(bench_plugin(&bench_args(wasm, TriedPhase::Route)).unwrap_err().starts_with("turn 0: "));
+}
+
+/// A module with these functions.
+fn bare(dir: &Path, body: &str) -> PathBuf {
+    let wat = format!(
+        r#"(module
+             (import "env" "proxy_set_tick_period_milliseconds" (func $tick (param i32) (result i32)))
+             (import "env" "proxy_set_effective_context" (func $enter (param i32) (result i32)))
+             (import "env" "proxy_continue_stream" (func $continue (param i32) (result i32)))
+             (memory (export "memory") 1)
+             (global $context (mut i32) (i32.const 0))
+             (func (export "malloc") (param i32) (result i32) (i32.const 4096))
+             (func (export "proxy_abi_version_0_2_1"))
+             {body})"#
+    );
+    let path = dir.join("bare.wasm");
+    fs::write(&path, wat::parse_str(wat).unwrap()).unwrap();
+    path
+}
+
+/// All callbacks of a stream; the body's grow the memory by a page.
+const OF_STREAMS: &str = r#"
+    (func (export "proxy_on_context_create") (param i32 i32))
+    (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 0))
+    (func (export "proxy_on_request_body") (param i32 i32 i32) (result i32) (drop (memory.grow (i32.const 1))) (i32.const 0))
+    (func (export "proxy_on_request_trailers") (param i32 i32) (result i32) (i32.const 0))
+    (func (export "proxy_on_response_headers") (param i32 i32 i32) (result i32) (i32.const 0))
+    (func (export "proxy_on_response_body") (param i32 i32 i32) (result i32) (i32.const 0))
+    (func (export "proxy_on_response_trailers") (param i32 i32) (result i32) (i32.const 0))
+    (func (export "proxy_on_log") (param i32))
+    (func (export "proxy_on_done") (param i32) (result i32) (i32.const 1))
+    (func (export "proxy_on_delete") (param i32))"#;
+
+#[test]
+fn a_bench_of_a_filter_has_a_row_for_each_callback_in_its_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = r#"
+        (func (export "proxy_on_vm_start") (param i32 i32) (result i32) (i32.const 1))
+        (func (export "proxy_on_configure") (param i32 i32) (result i32)
+          (drop (memory.grow (i32.const 2))) (drop (call $tick (i32.const 60000))) (i32.const 1))
+        (func (export "proxy_on_tick") (param i32))"#;
+    let wasm = bare(dir.path(), &format!("{OF_STREAMS}{start}"));
+    let report = benched(&bench_args(wasm.clone(), TriedPhase::Filter));
+    let once = ["proxy_on_context_create", "proxy_on_vm_start", "proxy_on_configure"].map(|name| (name, 1));
+    assert_eq!(calls_of(&report["start"]), once);
+    // The sample's body comes in two pieces, its answer's in five; a tick comes every ten exchanges.
+    assert_eq!(
+        calls_of(&report["callbacks"]),
+        [
+            ("proxy_on_context_create", 20),
+            ("proxy_on_request_headers", 20),
+            ("proxy_on_request_body", 40),
+            ("proxy_on_request_trailers", 20),
+            ("proxy_on_response_headers", 20),
+            ("proxy_on_response_body", 100),
+            ("proxy_on_response_trailers", 20),
+            ("proxy_on_log", 20),
+            ("proxy_on_done", 20),
+            ("proxy_on_delete", 20),
+            ("proxy_on_tick", 2),
+        ]
+    );
+    let page = 65536;
+    assert_eq!(report["start"]["proxy_on_configure"]["memory_grown_bytes"], 2 * page);
+    assert_eq!(report["callbacks"]["proxy_on_request_body"]["memory_grown_bytes"], 40 * page);
+    assert_eq!(report["callbacks"]["proxy_on_response_body"]["memory_grown_bytes"], 0);
+    // One page and two of the start, and those of all exchanges, the first hundred included.
+    assert_eq!(report["callbacks"]["proxy_on_delete"]["memory_bytes"], (3 + 240) * page);
+    assert_eq!(report["memory_bytes"]["after_turns"], (3 + 240) * page);
+    assert_eq!((&report["phase"], report.get("workers")), (&"filter".into(), None));
+    let text = bench_plugin(&BenchArgs { json: false, ..bench_args(wasm, TriedPhase::Filter) }).unwrap().out;
+    let row = text.lines().find(|line| line.starts_with("proxy_on_request_body ")).unwrap();
+    let cells: Vec<&str> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+    assert_eq!((cells[1], cells[5], cells[6]), ("40", "2560 KiB", "15552 KiB"), "{text}");
+    assert!(text.starts_with("bare: 20 exchanges\nthe start "), "{text}");
+}
+
+#[test]
+fn a_bench_of_a_filter_takes_the_file_of_an_exchange_and_waits_for_ticks() {
+    let dir = tempfile::tempdir().unwrap();
+    let exchange = dir.path().join("exchange.json");
+    fs::write(&exchange, r#"{"method": "GET", "path": "/v1/models"}"#).unwrap();
+    let ticks = r#"
+        (func (export "proxy_on_configure") (param i32 i32) (result i32) (drop (call $tick (i32.const 200))) (i32.const 1))
+        (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
+          (global.set $context (local.get 0)) (i32.const 1))
+        (func (export "proxy_on_request_body") (param i32 i32 i32) (result i32) (i32.const 0))
+        (func (export "proxy_on_tick") (param i32)
+          (drop (call $enter (global.get $context))) (drop (call $continue (i32.const 0))))"#;
+    let args = |body: &str| BenchArgs {
+        turn: Some(exchange.clone()),
+        ..bench_args(bare(dir.path(), body), TriedPhase::Filter)
+    };
+    let report = benched(&args(ticks));
+    let called = calls_of(&report["callbacks"]);
+    // Nothing but a head goes through.
+    assert_eq!(called[0], ("proxy_on_request_headers", 20));
+    assert!(called[1].0 == "proxy_on_tick" && called[1].1 >= 20 && called.len() == 2, "{called:?}");
+    let never = r#"(func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 1))"#;
+    assert_eq!(
+        bench_plugin(&args(never)).unwrap_err(),
+        "exchange 0: the filter paused in proxy_on_request_headers, and nothing ended that"
+    );
+    fs::write(&exchange, r#"{"workers": []}"#).unwrap();
+    assert!(bench_plugin(&args(never)).unwrap_err().contains("exchange.json: unknown field `workers`"));
+    let with_fleet = BenchArgs { fleet: Some(exchange.clone()), ..args(never) };
+    assert!(bench_plugin(&with_fleet).unwrap_err().contains("a filter sees no fleet"));
+}
+
+#[test]
+fn a_bench_of_a_policy_tells_it_of_events() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = r#"(func (export "proxy_on_foreign_function") (param i32 i32 i32))"#;
+    let wasm = bare(dir.path(), &format!("{OF_STREAMS}{told}"));
+    for phase in [TriedPhase::Admit, TriedPhase::Route] {
+        let report = benched(&bench_args(wasm.clone(), phase));
+        assert_eq!(
+            calls_of(&report["callbacks"]),
+            [
+                ("proxy_on_context_create", 20),
+                ("proxy_on_request_headers", 20),
+                ("proxy_on_foreign_function", 80),
+                ("proxy_on_log", 20),
+                ("proxy_on_done", 20),
+                ("proxy_on_delete", 20),
+            ]
+        );
+    }
 }
 
 #[test]

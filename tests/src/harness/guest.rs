@@ -81,6 +81,7 @@ fn serialized(pairs: &[(&str, &str)]) -> Vec<u8> {
 /// - `$asked`: the first byte of the request's header `x-do`, 0 without one;
 /// - `$told`: whether that is the first letter of the plugin's own name;
 /// - `$digits`: writes a number as eight digits at 1024.
+#[derive(Clone)]
 pub struct Guest {
     marker: &'static str,
     memory: bool,

@@ -87,7 +87,10 @@ async fn cases(project: &Project) -> Seen<()> {
 
 async fn bench(project: &Project) -> Seen<()> {
     let text = project.run(commands::BENCH).await?;
-    let line = text.lines().find(|line| line.starts_with("decision ")).ok_or_else(|| format!("no times in: {text}"))?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("proxy_on_request_headers "))
+        .ok_or_else(|| format!("no times in: {text}"))?;
     let times: Vec<&str> = line.split("  ").map(str::trim).filter(|part| part.ends_with("µs")).collect();
     Ok((format!("a decision takes {} (median, p99, most; a debug build)", times.join(", ")), ()))
 }

@@ -46,6 +46,7 @@ mod replay;
 mod restart;
 mod retries;
 mod rollback;
+mod self_tests;
 mod serving;
 mod sessions;
 mod sessions_side;

@@ -1,30 +1,46 @@
 //! Who answers a filter's calls: the file of the exchange.
 
+use crate::workbench::waiting::Answers;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
-use turnstile_plugins::{CallCommand, Callout, GRPC_UNAVAILABLE, GrpcEvent, HttpReply};
+use turnstile_plugins::{CallCommand, Callout, Fault, GRPC_UNAVAILABLE, GrpcEvent, HttpReply};
 
 use super::changes::{fields, shown};
 
 /// Calls that are remembered; what is beyond is answered and not shown.
 const MAX_SHOWN_CALLS: usize = 100;
 
+/// Answers that are still to be given, by upstream.
+type Queues = BTreeMap<String, VecDeque<Option<HttpReply>>>;
+
 /// The callees of one trial.
 #[derive(Default)]
 pub struct Callees {
-    replies: Mutex<BTreeMap<String, VecDeque<Option<HttpReply>>>>,
+    /// Why all calls fail, if they do.
+    gone: Option<&'static str>,
+    replies: Mutex<Queues>,
     names: Vec<String>,
     asked: Mutex<Vec<CallCommand>>,
     calls: Mutex<Vec<Value>>,
+    fault: Mutex<Option<String>>,
 }
 
 impl Callees {
     /// Callees that answer so, one call after the other.
     pub fn new(replies: &BTreeMap<String, Vec<Option<HttpReply>>>) -> Self {
         let names = replies.keys().cloned().collect();
-        let replies = replies.iter().map(|(name, list)| (name.clone(), list.iter().cloned().collect())).collect();
-        Self { replies: Mutex::new(replies), names, ..Self::default() }
+        Self { replies: Mutex::new(queues(replies)), names, ..Self::default() }
+    }
+
+    /// Callees that nobody can reach: every call fails.
+    pub fn unreachable() -> Self {
+        Self { gone: Some("the upstream cannot be reached"), ..Self::default() }
+    }
+
+    /// From here on they answer as they did at first.
+    pub fn renew(&self, replies: &BTreeMap<String, Vec<Option<HttpReply>>>) {
+        *self.replies.lock() = queues(replies);
     }
 
     /// Whether there is such a callee.
@@ -42,8 +58,36 @@ impl Callees {
         self.calls.lock().clone()
     }
 
-    /// Answers what was asked. Replies may ask for more: that is answered the next time. Whether there was anything.
-    pub fn serve(&self) -> bool {
+    /// Why a callback that was told of an answer did not return, if one did not.
+    pub fn fault(&self) -> Option<String> {
+        self.fault.lock().clone()
+    }
+
+    /// Why a call fails; `usual`: where some would not.
+    fn why(&self, usual: &str) -> String {
+        self.gone.unwrap_or(usual).to_owned()
+    }
+
+    fn told(&self, told: Result<(), Box<Fault>>) {
+        if let Err(fault) = told {
+            self.fault.lock().get_or_insert_with(|| fault.to_string());
+        }
+    }
+
+    fn show(&self, call: Value) {
+        let mut calls = self.calls.lock();
+        if calls.len() < MAX_SHOWN_CALLS {
+            calls.push(call);
+        }
+    }
+}
+
+fn queues(replies: &BTreeMap<String, Vec<Option<HttpReply>>>) -> Queues {
+    replies.iter().map(|(name, list)| (name.clone(), list.iter().cloned().collect())).collect()
+}
+
+impl Answers for Callees {
+    fn serve(&self, _: u64) -> bool {
         let commands = std::mem::take(&mut *self.asked.lock());
         let any = !commands.is_empty();
         for command in commands {
@@ -66,8 +110,7 @@ impl Callees {
                         "timeout_ms": call.timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)),
                         "reply": reply,
                     }));
-                    // A fault of the guest is seen in what becomes of its stream. So below.
-                    let _ = handle.http(next.ok_or_else(|| "there is no answer to it in the file".to_owned()));
+                    self.told(handle.http(next.ok_or_else(|| self.why("there is no answer to it in the file"))));
                 }
                 Callout::Redis(call) => {
                     self.show(json!({
@@ -75,7 +118,7 @@ impl Callees {
                         "redis_bytes": call.command.len(),
                         "reply": Value::Null,
                     }));
-                    let _ = handle.redis(Err("calls to Redis are not answered here".to_owned()));
+                    self.told(handle.redis(Err(self.why("calls to Redis are not answered here"))));
                 }
                 Callout::Grpc(call) => {
                     self.show(json!({
@@ -85,18 +128,11 @@ impl Callees {
                         "message_bytes": call.message.as_ref().map(bytes::Bytes::len),
                         "reply": Value::Null,
                     }));
-                    let message = "gRPC calls are not answered here".to_owned();
-                    let _ = handle.grpc(GrpcEvent::Close { status: GRPC_UNAVAILABLE, message });
+                    let message = self.why("gRPC calls are not answered here");
+                    self.told(handle.grpc(GrpcEvent::Close { status: GRPC_UNAVAILABLE, message }).map(|_| ()));
                 }
             }
         }
         any
-    }
-
-    fn show(&self, call: Value) {
-        let mut calls = self.calls.lock();
-        if calls.len() < MAX_SHOWN_CALLS {
-            calls.push(call);
-        }
     }
 }

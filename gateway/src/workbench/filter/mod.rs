@@ -6,13 +6,14 @@
 pub mod callees;
 mod changes;
 pub mod exchange_file;
-mod passage;
+pub(crate) mod passage;
 pub mod text;
-mod watched;
+pub(crate) mod watched;
 
 use super::situation::arrived;
 use super::subject::{Started, level_name};
-use super::trace::Access;
+use super::trace::{Access, Accesses};
+use super::waiting::Waiting;
 use crate::filters::FilterEnv;
 use crate::policy::RequestHead;
 use bytes::Bytes;
@@ -50,8 +51,9 @@ pub fn run(started: &Started, exchange: &Exchange) -> Tried {
     let mut env = FilterEnv::new(head(exchange));
     env.route = "plugin-run";
     let request_before = Seen::of(&env.request);
-    let watched = Watched { exchange: env, accesses: Default::default() };
-    let mut passage = Passage::new(started, watched, pause_ms());
+    let watched = Watched { exchange: env, accesses: Some(Accesses::default()) };
+    let waiting = Waiting::new(&started.plugin, started.services.callees(), pause_ms());
+    let mut passage = Passage::new(waiting, watched);
     let mut verdict = Verdict::default();
 
     let passed = passage.half(Side::Request, &exchange.request);
@@ -72,6 +74,7 @@ pub fn run(started: &Started, exchange: &Exchange) -> Tried {
         verdict.fault = Some(fault);
     }
     let log = started.services.take();
+    let accesses = env.accesses.clone().unwrap_or_default();
     let log: Vec<Value> =
         log.iter().map(|(level, text)| json!({"level": level_name(*level), "message": text})).collect();
     let report = json!({
@@ -86,12 +89,41 @@ pub fn run(started: &Started, exchange: &Exchange) -> Tried {
         "closed": verdict.closed,
         "too_large": verdict.too_large,
         "fault": verdict.fault,
-        "asked": env.accesses.list().iter().map(Access::to_json).collect::<Vec<_>>(),
-        "not_shown": left_out + env.accesses.left_out(),
+        "asked": accesses.list().iter().map(Access::to_json).collect::<Vec<_>>(),
+        "not_shown": left_out + accesses.left_out(),
         "log": log,
     });
     let failed = verdict.fault.or_else(|| verdict.waits.then(|| "it paused, and nothing ended that".to_owned()));
     Tried { report, failed }
+}
+
+/// Takes an exchange through a filter and tells nothing of it, for those who measure. `now_ms` is the time of its ticks, which goes on
+/// while it waits.
+///
+/// # Errors
+/// Why it does not go on: a callback did not return, a pause that nothing ends, too much of a body held.
+pub fn pass(started: &Started, exchange: &Exchange, now_ms: &mut u64) -> Result<(), String> {
+    let mut env = FilterEnv::new(head(exchange));
+    env.route = "plugin-bench";
+    let waiting = Waiting::new(&started.plugin, started.services.callees(), pause_ms()).at(*now_ms);
+    let mut passage = Passage::new(waiting, Watched { exchange: env, accesses: None });
+    let passed = passage.half(Side::Request, &exchange.request).and_then(|()| passage.answer_calls(Side::Request));
+    passage.env.exchange.request.seal();
+    let answer = match passed {
+        Ok(()) => exchange.response.clone(),
+        Err(End::Answer(response)) => Some(message_of(&response)),
+        Err(End::Close) => None,
+        Err(end) => return Err(end.why()),
+    };
+    if let Some((status, message)) = answer {
+        passage.env.exchange.response = Some(ResponseMap::new(status, message.headers.clone()));
+        match passage.half(Side::Response, &message).and_then(|()| passage.answer_calls(Side::Response)) {
+            Ok(()) | Err(End::Answer(_) | End::Close) => {}
+            Err(end) => return Err(end.why()),
+        }
+    }
+    *now_ms = passage.now_ms();
+    passage.finish().1
 }
 
 /// The answer's way to the client. Nothing if there is none any more.
@@ -155,7 +187,8 @@ fn pause_ms() -> u64 {
     turnstile_config::Plugin::new("", PluginSource::File(Default::default()), Phase::Filter).pause_timeout_ms
 }
 
-fn message_of(response: &LocalResponse) -> (StatusCode, Message) {
+/// An answer of the filter's own as it comes from a worker.
+pub fn message_of(response: &LocalResponse) -> (StatusCode, Message) {
     let headers = response.headers.iter().cloned().collect();
     let pieces = (!response.body.is_empty()).then(|| response.body.clone()).into_iter().collect();
     let status = StatusCode::from_u16(response.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -183,7 +216,7 @@ impl Verdict {
             }
             End::Close => self.closed = true,
             End::Fault(fault) => self.fault = Some(fault),
-            End::Waits => self.waits = true,
+            End::Waits(_) => self.waits = true,
             End::TooLarge => self.too_large = true,
         }
         None

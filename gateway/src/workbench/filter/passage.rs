@@ -4,16 +4,11 @@
 use super::changes::{Seen, shown};
 use super::exchange_file::Message;
 use super::watched::Watched;
-use crate::workbench::subject::Started;
+use crate::workbench::waiting::{Patience, Waiting};
 use bytes::{Bytes, BytesMut};
 use serde_json::{Map, Value, json};
-use std::task::{Context, Poll, Waker};
 use turnstile_plugins::{Body, CallOutcome, CallResult, Callback, Effects, FieldMap, Lent, LocalResponse, Stream};
 
-/// How much time passes at a time while a filter waits, ms.
-const STEP_MS: u64 = 10;
-/// The longest wait, ms, for a filter that asks again and again.
-const LONGEST_WAIT_MS: u64 = 3_600_000;
 /// Calls that are answered one after the other between two pieces of a body.
 const MAX_CALLS_BETWEEN: u32 = 1_000;
 /// Callbacks that are told of, and the size of what is told, bytes; what is beyond is only counted.
@@ -38,22 +33,34 @@ pub enum End {
     Close,
     /// A callback did not return.
     Fault(String),
-    /// It paused, and nothing ended that.
-    Waits,
+    /// It paused in this callback, and nothing ended that.
+    Waits(Callback),
     /// It holds more of a body than it may.
     TooLarge,
 }
 
+impl End {
+    /// In words.
+    pub fn why(&self) -> String {
+        match self {
+            Self::Answer(response) => format!("it was answered with {}", response.status),
+            Self::Close => "it was broken off".to_owned(),
+            Self::Fault(fault) => fault.clone(),
+            Self::Waits(at) => format!("the filter paused in {}, and nothing ended that", at.export()),
+            Self::TooLarge => "the filter holds more of a body than held_body_bytes".to_owned(),
+        }
+    }
+}
+
 /// The exchange on its way.
 pub struct Passage<'a> {
-    started: &'a Started,
+    waiting: Waiting<'a>,
     stream: Stream,
     pub env: Lent<Watched>,
-    pause_ms: u64,
-    now_ms: u64,
     ended: [bool; 2],
     /// What of a side has come out.
     pub out: BytesMut,
+    /// What each callback did, if the environment is watched.
     pub steps: Vec<Value>,
     step_bytes: usize,
     pub steps_left_out: u64,
@@ -67,15 +74,13 @@ struct Shot {
 }
 
 impl<'a> Passage<'a> {
-    /// Of an exchange that has not begun. `pause_ms`: how long a pause may last with no call under way.
-    pub fn new(started: &'a Started, env: Watched, pause_ms: u64) -> Self {
-        let stream = started.plugin.open_stream(0);
+    /// Of an exchange that has not begun.
+    pub fn new(waiting: Waiting<'a>, env: Watched) -> Self {
+        let stream = waiting.plugin.open_stream(0);
         Self {
-            started,
+            waiting,
             stream,
             env: Lent::new(env),
-            pause_ms,
-            now_ms: 0,
             ended: [false; 2],
             out: BytesMut::new(),
             steps: Vec::new(),
@@ -101,7 +106,7 @@ impl<'a> Passage<'a> {
             Side::Response => stream.on_response_headers(env, ends),
         })?;
         if paused(side, &outcome) {
-            self.stopped(side, &outcome, ends)?;
+            self.stopped(side, head, &outcome, ends)?;
         }
         if self.ended[side as usize] {
             return Ok(());
@@ -111,13 +116,13 @@ impl<'a> Passage<'a> {
     }
 
     /// The filter has stopped at the head. In Higress' dialect that may be until the body comes.
-    fn stopped(&mut self, side: Side, outcome: &CallOutcome, ends: bool) -> Result<(), End> {
+    fn stopped(&mut self, side: Side, head: Callback, outcome: &CallOutcome, ends: bool) -> Result<(), End> {
         let callback = match side {
             Side::Request => Callback::RequestBody,
             Side::Response => Callback::ResponseBody,
         };
-        if !outcome.body_goes_on || (ends && (self.stream.has_calls() || !self.started.plugin.exports(callback))) {
-            return self.wait(side);
+        if !outcome.body_goes_on || (ends && (self.stream.has_calls() || !self.waiting.plugin.exports(callback))) {
+            return self.wait(side, head);
         }
         if !ends {
             return Ok(());
@@ -128,7 +133,7 @@ impl<'a> Passage<'a> {
             Side::Request => stream.on_request_body(env, 0, true),
             Side::Response => stream.on_response_body(env, 0, true),
         })?;
-        if paused(side, &outcome) { self.wait(side) } else { Ok(()) }
+        if paused(side, &outcome) { self.wait(side, callback) } else { Ok(()) }
     }
 
     /// The body, piece by piece. What is held at its end, before trailers.
@@ -137,7 +142,7 @@ impl<'a> Passage<'a> {
             Side::Request => Callback::RequestBody,
             Side::Response => Callback::ResponseBody,
         };
-        let most = self.started.plugin.spec().limits.held_body_bytes;
+        let most = self.waiting.plugin.spec().limits.held_body_bytes;
         let mut held: Option<Bytes> = None;
         for (at, piece) in pieces.iter().enumerate() {
             // It has put a last piece of its own into the answer.
@@ -146,7 +151,7 @@ impl<'a> Passage<'a> {
             }
             let end = at + 1 == pieces.len() && last;
             self.came(side, piece.len());
-            if !self.started.plugin.exports(callback) {
+            if !self.waiting.plugin.exports(callback) {
                 self.out.extend_from_slice(piece);
                 continue;
             }
@@ -169,7 +174,7 @@ impl<'a> Passage<'a> {
                     return Err(End::TooLarge);
                 }
                 match end {
-                    true => self.wait(side)?,
+                    true => self.wait(side, callback)?,
                     false if !self.released(side)? => {
                         held = Some(self.take(side));
                         continue;
@@ -203,17 +208,34 @@ impl<'a> Passage<'a> {
             Side::Response => stream.on_response_trailers(env),
         })?;
         if paused(side, &outcome) {
-            self.wait(side)?;
+            self.wait(side, callback)?;
         }
         let piece = self.take(side);
         self.out.extend_from_slice(&piece);
         Ok(())
     }
 
-    /// The end of the stream.
+    /// The time that it is now, ms.
+    pub fn now_ms(&self) -> u64 {
+        self.waiting.now_ms
+    }
+
+    /// Answers calls that nothing waits for, and those that their replies lead to.
     ///
     /// # Errors
-    /// Why a callback did not return.
+    /// Why a side ends by that.
+    pub fn answer_calls(&mut self, side: Side) -> Result<(), End> {
+        for _ in 0..MAX_CALLS_BETWEEN {
+            let (asked, effects) = self.waiting.listen(&mut self.stream, &mut self.env, false).map_err(End::Fault)?;
+            self.apply(side, &effects)?;
+            if !asked {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The end of the stream: the environment, and why a callback did not return.
     pub fn finish(self) -> (Lent<Watched>, Result<(), String>) {
         let Self { stream, mut env, .. } = self;
         let ended = stream.finish(&mut env).map_err(|fault| fault.to_string());
@@ -228,7 +250,7 @@ impl<'a> Passage<'a> {
         facts: Value,
         run: impl FnOnce(&mut Stream, &mut Lent<Watched>) -> CallResult,
     ) -> Result<CallOutcome, End> {
-        if !self.started.plugin.exports(callback) {
+        if !self.waiting.plugin.exports(callback) {
             return Ok(CallOutcome::default());
         }
         let before = self.shot(side);
@@ -243,7 +265,7 @@ impl<'a> Passage<'a> {
             Err(_) => "nothing",
         };
         step.insert("returned".to_owned(), returned.into());
-        self.tell(step, side, &before);
+        self.tell(step, side, before);
         let outcome = result.map_err(|fault| End::Fault(fault.to_string()))?;
         self.apply(side, &outcome.effects)?;
         Ok(outcome)
@@ -267,24 +289,21 @@ impl<'a> Passage<'a> {
         Ok(())
     }
 
-    /// Waits until the filter goes on.
-    fn wait(&mut self, side: Side) -> Result<(), End> {
-        let (began, before) = (self.now_ms, self.shot(side));
-        let mut idle_ms = 0;
+    /// Waits until the filter goes on, which has paused in a callback.
+    fn wait(&mut self, side: Side, at: Callback) -> Result<(), End> {
+        let before = self.shot(side);
+        let mut patience = Patience::new(&self.waiting);
         loop {
-            let (asked, effects) = self.listen(true).map_err(End::Fault)?;
+            let (asked, effects) = self.waiting.listen(&mut self.stream, &mut self.env, true).map_err(End::Fault)?;
             let ended = self.apply(side, &effects);
             if ended.is_err() || continues(side, &effects) {
-                let step = json!({"continued_after_ms": self.now_ms - began});
-                self.tell(step.as_object().cloned().unwrap_or_default(), side, &before);
+                let waited_ms = patience.waited_ms(&self.waiting);
+                self.tell(Map::from_iter([("continued_after_ms".to_owned(), waited_ms.into())]), side, before);
                 return ended;
             }
-            // A call is answered at once, so none is under way when there was none to answer.
-            idle_ms = if asked { 0 } else { idle_ms + STEP_MS };
-            if idle_ms > self.pause_ms || self.now_ms - began > LONGEST_WAIT_MS {
-                return Err(End::Waits);
+            if !patience.lasts(&mut self.waiting, asked) {
+                return Err(End::Waits(at));
             }
-            self.now_ms += STEP_MS;
         }
     }
 
@@ -292,11 +311,10 @@ impl<'a> Passage<'a> {
     fn released(&mut self, side: Side) -> Result<bool, End> {
         let before = self.shot(side);
         for _ in 0..MAX_CALLS_BETWEEN {
-            let (asked, effects) = self.listen(false).map_err(End::Fault)?;
+            let (asked, effects) = self.waiting.listen(&mut self.stream, &mut self.env, false).map_err(End::Fault)?;
             self.apply(side, &effects)?;
             if continues(side, &effects) {
-                let step = json!({"continued_after_ms": 0});
-                self.tell(step.as_object().cloned().unwrap_or_default(), side, &before);
+                self.tell(Map::from_iter([("continued_after_ms".to_owned(), 0.into())]), side, before);
                 return Ok(true);
             }
             if !asked {
@@ -306,29 +324,9 @@ impl<'a> Passage<'a> {
         Ok(false)
     }
 
-    /// Answers calls, and ticks if time passes, with the exchange where replies can edit it. Whether there was a call, and what
-    /// was asked for the stream.
-    fn listen(&mut self, ticks: bool) -> Result<(bool, Effects), String> {
-        let Self { started, stream, env, now_ms, .. } = self;
-        let (asked, mut effects) = {
-            let parked = env.park();
-            let polled = stream.poll_effects(&mut Context::from_waker(Waker::noop()), parked.berth());
-            let effects = match polled {
-                Poll::Ready(effects) => effects.map_err(|fault| fault.to_string())?,
-                Poll::Pending => Effects::default(),
-            };
-            let asked = started.services.callees().serve();
-            if ticks {
-                started.plugin.tick(*now_ms);
-            }
-            (asked, effects)
-        };
-        effects.merge(stream.take_effects());
-        Ok((asked, effects))
-    }
-
-    fn tell(&mut self, mut step: Map<String, Value>, side: Side, before: &Shot) {
-        let after = self.shot(side);
+    fn tell(&mut self, step: Map<String, Value>, side: Side, before: Option<Shot>) {
+        let (Some(before), Some(after)) = (before, self.shot(side)) else { return };
+        let mut step = step;
         for (name, before, after) in
             [("headers", &before.head, &after.head), ("trailers", &before.trailers, &after.trailers)]
         {
@@ -349,10 +347,12 @@ impl<'a> Passage<'a> {
         self.steps.push(step);
     }
 
-    fn shot(&self, side: Side) -> Shot {
+    /// The side as it is now, if that is told of.
+    fn shot(&self, side: Side) -> Option<Shot> {
+        self.env.accesses.as_ref()?;
         let exchange = &self.env.exchange;
         let trailers = |map: &Option<FieldMap>| map.as_ref().map(|map| Seen::of(map)).unwrap_or_default();
-        match side {
+        Some(match side {
             Side::Request => Shot {
                 head: Seen::of(&exchange.request),
                 trailers: trailers(&exchange.request_trailers),
@@ -363,7 +363,7 @@ impl<'a> Passage<'a> {
                 trailers: trailers(&exchange.response_trailers),
                 body: exchange.chunk.bytes.clone(),
             },
-        }
+        })
     }
 
     fn came(&mut self, side: Side, bytes: usize) {
@@ -405,6 +405,6 @@ fn paused(side: Side, outcome: &CallOutcome) -> bool {
 fn continues(side: Side, effects: &Effects) -> bool {
     match side {
         Side::Request => effects.continue_request,
-        Side::Response => effects.continue_response,
+        Side::Response => effects.continue_response || effects.injected.iter().any(|piece| piece.end),
     }
 }
