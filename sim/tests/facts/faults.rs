@@ -6,7 +6,11 @@ use crate::{
 };
 use serde_json::{Value, json};
 use std::{io::ErrorKind, time::Duration};
-use tokio::{net::TcpStream, time::Instant};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::Instant,
+};
 use turnstile_sim::{Fault, FaultKind, Place, SimWorker};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -274,6 +278,44 @@ async fn a_crash_can_wait_for_its_request() {
     let (answer, reset) = connection.read_to_close().await;
     assert!(answer.is_empty() && reset);
     worker.died().await;
+}
+
+#[tokio::test]
+async fn after_its_crash_a_worker_answers_nothing_more() {
+    // Its tasks share this thread, so that the requests are there before any of them has seen the end.
+    for _ in 0..20 {
+        let worker = worker(|_| ()).await;
+        let mut idle = Connection::open(worker.addr()).await;
+        idle.send(&request_bytes("GET", "/model_info", &[], b"")).await;
+        let before = idle.read_until("}").await;
+        worker.kill();
+        let probe = request_bytes("GET", "/ready", &[], b"");
+        idle.send(&probe).await;
+        let fresh = Connection::with_sent(worker.addr(), &probe);
+        assert_eq!(idle.read_to_end().await, before.as_bytes(), "a connection that was open");
+        assert!(fresh.read_to_end().await.is_empty(), "a new one");
+        worker.died().await;
+        assert_eq!(worker.requests().len(), 1, "nor does it take it");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whom_a_crash_cut_off_may_ask_again_at_once_and_gets_no_answer() {
+    for _ in 0..20 {
+        let worker = worker(|_| ()).await;
+        worker.faults().add(Fault::once(FaultKind::Crash));
+        let (answer, reset) = sent(&worker, &chat(2)).await.read_to_close().await;
+        assert!(answer.is_empty() && reset);
+        if let Ok(mut again) = TcpStream::connect(worker.addr()).await {
+            // Both may fail, since it is going.
+            let _ = again.write_all(&request_bytes("GET", "/ready", &[], b"")).await;
+            let mut answer = Vec::new();
+            let _ = again.read_to_end(&mut answer).await;
+            assert!(answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
+        }
+        worker.died().await;
+        assert_eq!(worker.requests().len(), 1);
+    }
 }
 
 #[tokio::test]

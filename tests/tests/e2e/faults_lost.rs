@@ -128,7 +128,7 @@ async fn a_turn_that_workers_do_not_survive_takes_two_of_them_at_the_most() {
     for stream in [false, true] {
         let rig = unprobed(4).start().await;
         for worker in &rig.workers {
-            worker.faults().add(Fault::once(FaultKind::Crash).on(CHAT));
+            worker.faults().add(Fault::always(FaultKind::Crash).on(CHAT));
         }
         let answer = rig.send(&turn("s", stream)).await;
         assert_eq!((answer.status, &answer.error()["code"]), (502, &json!("worker_unreachable")));
