@@ -192,13 +192,13 @@ async fn a_hanging_worker_answers_nothing() {
 
 #[tokio::test]
 async fn a_worker_that_refuses_goes_on_with_what_it_has_and_comes_back() {
-    let worker = worker(|config| config.speed = 10.0).await;
+    let worker = worker(|config| config.speed = 2.0).await;
     let mut idle = Connection::open(worker.addr()).await;
     idle.send(&request_bytes("GET", "/ready", &[], b"")).await;
     idle.read_until("200 OK").await;
     let mut running = sent(&worker, &stream(3000)).await;
     running.read_until("data: ").await;
-    post(&worker, "/_sim/fault", json!({"kind": "refuse", "for_ms": 300})).await;
+    post(&worker, "/_sim/fault", json!({"kind": "refuse", "for_ms": 1000})).await;
     until("it refuses", async || {
         TcpStream::connect(worker.addr()).await.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
     })
@@ -224,10 +224,13 @@ async fn a_restart_loses_sessions_cache_and_requests_and_starts_as_a_worker_star
     let mut running = sent(&worker, &stream(3000)).await;
     running.read_until("data: ").await;
     let addr = worker.addr();
-    post(&worker, "/_sim/fault", json!({"kind": "restart", "down_ms": 200, "warmup_ms": 300})).await;
+    post(&worker, "/_sim/fault", json!({"kind": "restart", "down_ms": 1000, "warmup_ms": 1500})).await;
     let (cut, reset) = running.read_to_close().await;
     assert!(!parse(&cut).complete && reset);
-    assert_eq!(TcpStream::connect(addr).await.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    until("it refuses", async || {
+        TcpStream::connect(addr).await.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    })
+    .await;
     assert!(worker.is_alive());
     until("it listens", async || TcpStream::connect(addr).await.is_ok()).await;
     assert_eq!((get(&worker, "/ready").await.status, get(&worker, "/health").await.status), (503, 503));
@@ -262,10 +265,10 @@ async fn a_wedged_worker_looks_healthy() {
         stuck.read_until("chat.completion").await;
         until("it is idle", async || worker.engine_requests() == 0).await;
     }
-    post(&worker, "/_sim/fault", json!({"kind": "wedge", "for_ms": 50})).await;
     let waited = Instant::now();
+    post(&worker, "/_sim/fault", json!({"kind": "wedge", "for_ms": 50})).await;
     assert_eq!(ask(&worker, chat(2)).await.status, 200, "it goes on by itself");
-    assert!(waited.elapsed() >= Duration::from_millis(20), "{:?}", waited.elapsed());
+    assert!(waited.elapsed() >= Duration::from_millis(50), "{:?}", waited.elapsed());
 }
 
 #[tokio::test]
@@ -345,12 +348,12 @@ async fn a_share_of_the_requests_is_hit() {
 #[tokio::test]
 async fn a_schedule_runs_by_itself() {
     let worker = worker(|_| ()).await;
-    let schedule = "[[fault]]\nkind = \"status\"\nstatus = 502\nafter_ms = 150\nfor_ms = 150\n\n\
-                    [[fault]]\nkind = \"restart\"\nafter_ms = 400\n";
+    let schedule = "[[fault]]\nkind = \"status\"\nstatus = 502\nafter_ms = 500\nfor_ms = 500\n\n\
+                    [[fault]]\nkind = \"restart\"\nafter_ms = 1500\n";
+    let (client, mut seen) = (reqwest::Client::new(), Vec::new());
     let answer = send(worker.addr(), "POST", "/_sim/fault", &[], schedule.as_bytes()).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     // Some of its requests may meet the restart.
-    let (client, mut seen) = (reqwest::Client::new(), Vec::new());
     until("the restart", async || {
         let url = format!("{}{CHAT}", worker.url());
         seen.extend(client.post(url).json(&chat(1)).send().await.map(|answer| answer.status().as_u16()));
@@ -359,8 +362,8 @@ async fn a_schedule_runs_by_itself() {
         state.is_ok_and(|state| state["lives"] == 2)
     })
     .await;
-    seen.dedup();
-    assert_eq!(seen[..3], [200, 502, 200], "{seen:?}");
+    let mut rest = seen.iter();
+    assert!([200, 502, 200].iter().all(|wanted| rest.any(|status| status == wanted)), "{seen:?}");
     let wrong = json!([{"kind": "hang", "worker": 1}]);
     let refused = send(worker.addr(), "POST", "/_sim/fault", &[], wrong.to_string().as_bytes()).await;
     assert_eq!(refused.status, 400);
