@@ -76,7 +76,7 @@ impl Life {
     }
 
     /// It has ended, though not everybody may have seen that.
-    pub(crate) fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.end.borrow().is_some() || self.driver.has_crashed()
     }
 

@@ -5,7 +5,11 @@ use crate::{
     until, worker,
 };
 use serde_json::{Value, json};
-use std::{io::ErrorKind, time::Duration};
+use std::{
+    io::{ErrorKind, Write as _},
+    os::unix::net::UnixStream,
+    time::Duration,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -285,20 +289,28 @@ async fn a_crash_can_wait_for_its_request() {
 
 #[tokio::test]
 async fn after_its_crash_a_worker_answers_nothing_more() {
-    // Its tasks share this thread, so that the requests are there before any of them has seen the end.
-    for _ in 0..20 {
+    let probe = request_bytes("GET", "/ready", &[], b"");
+    for _ in 0..40 {
         let worker = worker(|_| ()).await;
-        let mut idle = Connection::open(worker.addr()).await;
+        let (mut open, mut idle) = (Connection::open(worker.addr()).await, Connection::open(worker.addr()).await);
         idle.send(&request_bytes("GET", "/model_info", &[], b"")).await;
         let before = idle.read_until("}").await;
-        worker.kill();
-        let probe = request_bytes("GET", "/ready", &[], b"");
+        // The worker shares this thread. It is about to read the requests, as this test is told at the same moment, which goes
+        // first.
+        let (mut told, tells) = UnixStream::pair().unwrap();
+        tells.set_nonblocking(true).unwrap();
+        let mut tells = tokio::net::UnixStream::from_std(tells).unwrap();
+        open.send(&probe).await;
         idle.send(&probe).await;
         let fresh = Connection::with_sent(worker.addr(), &probe);
-        assert_eq!(idle.read_to_end().await, before.as_bytes(), "a connection that was open");
-        assert!(fresh.read_to_end().await.is_empty(), "a new one");
+        told.write_all(b"x").unwrap();
+        tells.read_u8().await.unwrap();
+        worker.kill();
+        assert!(open.read_to_end().await.is_empty(), "a connection that nobody used");
+        assert_eq!(idle.read_to_end().await, before.as_bytes(), "one that was used before");
+        assert!(fresh.read_to_end().await.is_empty(), "one that nobody accepted");
         worker.died().await;
-        assert_eq!(worker.requests().len(), 1, "nor does it take it");
+        assert_eq!(worker.requests().len(), 1, "nor does it take them");
     }
 }
 
