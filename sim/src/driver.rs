@@ -93,6 +93,10 @@ impl Driver {
         self.crashed.subscribe()
     }
 
+    pub(crate) fn has_crashed(&self) -> bool {
+        *self.crashed.borrow()
+    }
+
     /// Keeps the engines going; never ends by itself.
     pub(crate) async fn run(&self) {
         loop {

@@ -75,6 +75,18 @@ impl Life {
         });
     }
 
+    /// It has ended, though not everybody may have seen that.
+    fn is_over(&self) -> bool {
+        self.end.borrow().is_some() || self.driver.has_crashed()
+    }
+
+    /// Waits for ever once it is over: nothing is answered any more, and the connection is about to go.
+    async fn goes_on(&self) {
+        if self.is_over() {
+            std::future::pending::<()>().await;
+        }
+    }
+
     async fn ended(&self) -> End {
         let mut end = self.end.subscribe();
         let ended = end.wait_for(Option::is_some).await;
@@ -126,16 +138,24 @@ async fn live(port: &mut Port, shared: &Arc<Shared>, life: &Arc<Life>, connectio
             shared.faults.until_due().await;
         }
     };
+    // None of these ends; each gets its turn.
+    let works = async {
+        tokio::select! {
+            () = life.driver.run() => {}
+            () = faults => {}
+            () = accept(port, shared, life, connections) => {}
+        }
+    };
     tokio::select! {
+        // A life that is over does nothing more.
+        biased;
         end = life.ended() => end,
         // The watch ends only with the driver.
         _ = crash.wait_for(|crashed| *crashed) => {
             shared.kill();
             End::Death
         }
-        () = life.driver.run() => End::Death,
-        () = faults => End::Death,
-        () = accept(port, shared, life, connections) => End::Death,
+        () = works => End::Death,
     }
 }
 
@@ -279,6 +299,8 @@ async fn serve(wire: Wire, shared: Arc<Shared>, life: Arc<Life>) {
             _ => tokio::time::Instant::now() + keep_alive,
         };
         let idle = tokio::select! {
+            // What comes after the end is not even read.
+            biased;
             end = life.ended() => {
                 if activity.is_busy() {
                     activity.lose(&shared, end);
@@ -300,15 +322,17 @@ async fn serve(wire: Wire, shared: Arc<Shared>, life: Arc<Life>) {
         if idle && !activity.is_busy() {
             connection.as_mut().graceful_shutdown();
             tokio::select! {
+                biased;
+                _ = life.ended() => {}
                 // Nothing is under way, so this ends at once.
                 _ = connection.as_mut() => {}
-                _ = life.ended() => {}
             }
             break;
         }
     }
 }
 
+/// Answers a request, unless the life ends before that. What `/_sim/` was asked for it does, even if that is the end.
 async fn answer(
     request: Request<Incoming>,
     shared: Arc<Shared>,
@@ -316,14 +340,21 @@ async fn answer(
     busy: Busy,
 ) -> Result<Response<Body>, io::Error> {
     let (parts, body) = request.into_parts();
+    busy.life.goes_on().await;
     let response = match http::trouble(&shared, &parts, &wire, Moment::Early).await? {
         http::Trouble::Answer(response) => response,
         http::Trouble::Work(_) => {
             let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
-            if !parts.uri.path().starts_with("/_sim/") {
+            busy.life.goes_on().await;
+            let of_the_worker = !parts.uri.path().starts_with("/_sim/");
+            if of_the_worker {
                 shared.record(&parts, &body);
             }
-            http::respond(&shared, &parts, body, &wire).await?
+            let response = http::respond(&shared, &parts, body, &wire).await?;
+            if of_the_worker {
+                busy.life.goes_on().await;
+            }
+            response
         }
     };
     // The request is under way until its body has gone out.

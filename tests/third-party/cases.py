@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Callable
 
@@ -233,21 +235,23 @@ def session_affinity(stage):
 
 @case(["gpustack-lb-least-load"], "a chat that takes long, and six beside it")
 def least_load(stage):
-    import threading
-
+    # Some three seconds at the speed of these workers, which the others take a small part of.
+    tokens = 24_000
     ranker = stage.plugin("gpustack-lb-least-load", {})
-    with serving(stage, *chain(stage, ranker)) as gateway:
-        slow = threading.Thread(target=lambda: gateway.chat("[[sim:tokens=4000]]", max_tokens=4000))
-        slow.start()
-        busy = None
+    with serving(stage, *chain(stage, ranker)) as gateway, ThreadPoolExecutor(1) as beside:
+        slow = beside.submit(gateway.chat, f"[[sim:tokens={tokens}]]", max_tokens=tokens)
+        busy, end = None, time.monotonic() + 30
         while busy is None:
+            if slow.done():
+                raise Wrong(f"the long chat is over already: {slow.result().status}")
+            expect(time.monotonic() < end, "no worker has the long chat in flight")
             views = json.loads(gateway.page("/workers"))["workers"]
             busy = next((view["id"] for view in views if view["in_flight"] > 0), None)
         for _ in range(6):
             expect(gateway.chat().status == 200, "a chat failed")
-        expect(slow.is_alive(), "the long chat was over too early")
-        slow.join()
-        others = [record["worker"] for record in gateway.records() if record["completion_tokens"] < 4000]
+        expect(not slow.done(), "the long chat was over too early")
+        expect(slow.result().status == 200, "the long chat failed")
+        others = [record["worker"] for record in gateway.records() if record["completion_tokens"] < tokens]
     expect(len(others) == 6, f"{len(others)} chats beside the long one")
     expect(busy not in others, f"the long one on {busy}, the others on {others}")
     return f"the long one on {busy}, the others on {sorted(set(others))}"

@@ -2,7 +2,7 @@
 
 use turnstile_plugins::FaultKind;
 
-use crate::rig::{Guest, request, results, text};
+use crate::rig::{Guest, Rig, request, results, text};
 
 /// INVALID_MEMORY_ACCESS
 const INVALID: i32 = 6;
@@ -81,12 +81,14 @@ fn nothing_is_allocated_for_an_empty_result() {
 }
 
 fn fault_with_allocator(allocator: &str) -> (FaultKind, String) {
-    let rig = Guest::on_request_headers(
+    let guest = Guest::on_request_headers(
         "(call $put (call $get_header (i32.const 0) (i32.const 100) (i32.const 6) (i32.const 0) (i32.const 4)))",
     )
     .also(r#"(data (i32.const 100) "accept")"#)
-    .allocator(allocator)
-    .start();
+    .allocator(allocator);
+    let mut spec = guest.spec();
+    spec.limits.callback_deadline_ms = 1_000;
+    let rig = Rig::start(spec).unwrap();
     let mut env = request();
     let fault = rig.stream().on_request_headers(&mut env, true).unwrap_err();
     assert!(env.request.is_some(), "the environment comes back");

@@ -148,13 +148,20 @@ impl Guest {
     }
 
     pub fn spec(&self) -> PluginSpec {
-        PluginSpec::new("guest", self.wasm())
+        spec("guest", self.wasm())
     }
 
     /// Starts the guest with default settings.
     pub fn start(&self) -> Rig {
         Rig::start(self.spec()).unwrap()
     }
+}
+
+/// A plugin with default settings, but for the deadline of its callbacks: on a busy machine it would tell of the machine.
+pub fn spec(name: &str, wasm: Vec<u8>) -> PluginSpec {
+    let mut spec = PluginSpec::new(name, wasm);
+    spec.limits.callback_deadline_ms = 10_000;
+    spec
 }
 
 /// A gateway that remembers what plugins logged.

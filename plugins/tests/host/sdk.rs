@@ -4,7 +4,7 @@ use std::path::Path;
 
 use turnstile_plugins::{Action, FaultKind, LogLevel, MetricValue, PluginSpec, StartPhase};
 
-use crate::rig::{Rig, header, request, request_with_body, with_response};
+use crate::rig::{Rig, header, request, request_with_body, spec, with_response};
 
 fn built(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../policies/dist").join(name);
@@ -12,7 +12,7 @@ fn built(name: &str) -> Vec<u8> {
 }
 
 fn hello(configuration: &str) -> PluginSpec {
-    PluginSpec::new("hello", built("test/hello.wasm")).with_configuration(configuration)
+    spec("hello", built("test/hello.wasm")).with_configuration(configuration)
 }
 
 #[test]
@@ -54,7 +54,10 @@ fn an_sdk_filter_answers_by_itself_and_ticks() {
 
 #[test]
 fn an_sdk_filter_that_panics_or_loops_is_replaced() {
-    let rig = Rig::start(hello("")).unwrap();
+    let mut spec = hello("");
+    // Far more than the panic takes.
+    spec.limits.callback_deadline_ms = 1_000;
+    let rig = Rig::start(spec).unwrap();
     let mut now = 0;
     for (name, kind) in [("x-trap", FaultKind::Trap), ("x-loop", FaultKind::Deadline)] {
         let mut env = request();
@@ -82,7 +85,7 @@ fn an_sdk_filter_that_refuses_its_configuration_is_not_started() {
 #[test]
 fn the_built_in_policies_run_with_no_facts_at_all() {
     for name in ["session-binding", "priority-queue", "kv-affinity"] {
-        let rig = Rig::start(PluginSpec::new(name, built(&format!("{name}.wasm")))).unwrap();
+        let rig = Rig::start(spec(name, built(&format!("{name}.wasm")))).unwrap();
         for _ in 0..3 {
             let mut env = request();
             let mut stream = rig.stream();

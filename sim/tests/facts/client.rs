@@ -1,7 +1,7 @@
 //! A client that shows the bytes.
 
 use serde_json::Value;
-use std::net::SocketAddr;
+use std::{io::Write as _, net::SocketAddr};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -69,6 +69,15 @@ pub struct Connection {
 impl Connection {
     pub async fn open(addr: SocketAddr) -> Self {
         Self { stream: TcpStream::connect(addr).await.unwrap(), read: Vec::new(), closed: false, reset: false }
+    }
+
+    /// One on which this has been sent, before any other task on this thread could do anything.
+    pub fn with_sent(addr: SocketAddr, bytes: &[u8]) -> Self {
+        let mut stream = std::net::TcpStream::connect(addr).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let stream = TcpStream::from_std(stream).unwrap();
+        Self { stream, read: Vec::new(), closed: false, reset: false }
     }
 
     pub async fn send(&mut self, bytes: &[u8]) {

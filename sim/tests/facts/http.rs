@@ -26,7 +26,7 @@ async fn ask(worker: &SimWorker, body: Value) -> Answer {
 #[tokio::test]
 async fn fact_39_a_live_rid_is_refused_and_a_finished_one_is_free_again() {
     let recorded = worker(|config| {
-        config.speed = 100.0;
+        config.speed = 5.0;
         config.enable_cache_report = true;
     })
     .await;
@@ -38,7 +38,7 @@ async fn fact_39_a_live_rid_is_refused_and_a_finished_one_is_free_again() {
     drop(running);
     until("the rid is free", async || ask(&recorded, with(chat(3), "rid", json!("dup-1"))).await.status == 200).await;
     check(&recorded, "rid_reuse_after_finish", &["cached_tokens_details"]).await;
-    let worker = worker(|config| config.speed = 100.0).await;
+    let worker = worker(|config| config.speed = 5.0).await;
     let mut running = Connection::open(worker.addr()).await;
     running.post("/v1/chat/completions", &with(with(chat(3000), "rid", json!("dup-1")), "stream", json!(true))).await;
     running.read_until("data: ").await;
@@ -70,12 +70,12 @@ async fn fact_40_no_header_comes_back_but_the_servers_own() {
 async fn fact_41_an_idle_connection_is_closed() {
     let worker = worker(|config| config.keep_alive_s = 0.2).await;
     let mut connection = Connection::open(worker.addr()).await;
+    let before = Instant::now();
     connection.send(&request_bytes("GET", "/ready", &[], b"")).await;
     connection.read_until("200 OK").await;
-    let before = Instant::now();
     connection.read_to_end().await;
     let waited = before.elapsed();
-    assert!(waited > Duration::from_millis(100) && waited < Duration::from_secs(5), "{waited:?}");
+    assert!(waited >= Duration::from_millis(200) && waited < Duration::from_secs(5), "{waited:?}");
 }
 
 #[tokio::test]
@@ -98,16 +98,15 @@ async fn long_stream(worker: &SimWorker) -> Connection {
 
 #[tokio::test]
 async fn fact_43_a_client_that_leaves_a_stream_ends_it() {
-    let worker = worker(|config| config.speed = 10.0).await;
+    // So slow that the stream would take longer than what is waited here.
+    let worker = worker(|config| config.speed = 1.0).await;
     drop(long_stream(&worker).await);
-    let before = Instant::now();
     until("the engine is idle", async || worker.engine_requests() == 0).await;
-    assert!(before.elapsed() < Duration::from_secs(1));
 }
 
 #[tokio::test]
 async fn fact_42_a_half_close_ends_a_stream() {
-    let worker = worker(|config| config.speed = 10.0).await;
+    let worker = worker(|config| config.speed = 1.0).await;
     let mut connection = long_stream(&worker).await;
     connection.half_close().await;
     until("the engine is idle", async || worker.engine_requests() == 0).await;
@@ -128,17 +127,19 @@ async fn fact_43_a_client_that_leaves_a_whole_answer_is_noticed_by_a_poll() {
 
 #[tokio::test]
 async fn fact_47_a_health_probe_takes_a_second_and_ready_none() {
-    let worker = worker(|config| config.speed = 1.0).await;
+    let worker = worker(|config| config.speed = 0.5).await;
+    let second = Duration::from_secs(2);
     let before = Instant::now();
     assert_eq!(get(&worker, "/ready").await.status, 200);
-    assert!(before.elapsed() < Duration::from_secs(1));
+    assert!(before.elapsed() < second);
+    let before = Instant::now();
     assert_eq!(get(&worker, "/health").await.status, 200);
-    assert!(before.elapsed() >= Duration::from_secs(1));
+    assert!(before.elapsed() >= second);
 }
 
 #[tokio::test]
 async fn fact_49_a_worker_that_starts_refuses_and_then_answers_the_probes_with_503() {
-    let worker = worker(|config| (config.boot_s, config.warmup_s) = (200.0, 300.0)).await;
+    let worker = worker(|config| (config.boot_s, config.warmup_s) = (1000.0, 1500.0)).await;
     let refused = tokio::net::TcpStream::connect(worker.addr()).await;
     assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
     until("it listens", async || tokio::net::TcpStream::connect(worker.addr()).await.is_ok()).await;
@@ -150,7 +151,7 @@ async fn fact_49_a_worker_that_starts_refuses_and_then_answers_the_probes_with_5
 
 #[tokio::test]
 async fn fact_48_a_draining_worker_still_serves_and_then_ends() {
-    let mut worker = worker(|config| config.speed = 20.0).await;
+    let mut worker = worker(|config| config.speed = 5.0).await;
     let stream = long_stream(&worker).await;
     worker.drain();
     assert_eq!((get(&worker, "/ready").await.status, get(&worker, "/health").await.status), (503, 503));

@@ -194,7 +194,7 @@ async fn fact_27_a_larger_priority_is_refused_with_the_range() {
 
 #[tokio::test]
 async fn fact_28_without_scheduling_a_priority_is_ignored() {
-    let worker = worker(|config| config.max_running_requests = 1).await;
+    let worker = worker(|config| (config.max_running_requests, config.speed) = (1, APART)).await;
     check(&worker, "chat_priority_when_disabled_default", &[]).await;
     check(&worker, "chat_priority_when_disabled_out_of_range", &[]).await;
     assert_eq!(order(&worker, &[0, 9, 5]).await, [0, 1, 2], "by arrival");
@@ -216,6 +216,9 @@ async fn fact_29_with_the_abort_flag_a_priority_is_503() {
         check(&worker, name, &[]).await;
     }
 }
+
+/// A request of [`order`] takes more than 100 ms, so that answers cannot overtake each other on the way.
+const APART: f64 = 1.0;
 
 /// Lets requests of these priorities wait behind a standing engine that runs one at a time; the order in which they end.
 async fn order(worker: &SimWorker, priorities: &[i64]) -> Vec<usize> {
@@ -244,8 +247,7 @@ async fn fact_30_the_larger_goes_first_and_ties_by_arrival() {
     let worker = worker(|config| {
         config.enable_priority_scheduling = true;
         config.max_running_requests = 1;
-        // A request takes about 7 ms, so that answers cannot overtake each other on the way.
-        config.speed = 20.0;
+        config.speed = APART;
     })
     .await;
     assert_eq!(order(&worker, &[1, 5, 5, 9, -3]).await, [3, 1, 2, 0, 4]);
@@ -265,7 +267,7 @@ async fn fact_32_more_than_ten_better_pushes_out_and_the_victim_resumes() {
             body["return_meta_info"] = json!(true);
             body
         };
-        let low = sent(&worker, with_meta("low", 400, 0)).await;
+        let low = sent(&worker, with_meta("low", 3000, 0)).await;
         let low = tokio::spawn(answer(low));
         until("it runs", async || {
             get(&worker, "/v1/loads?include=core").await.json()["loads"][0]["num_running_reqs"] == 1
@@ -276,6 +278,6 @@ async fn fact_32_more_than_ten_better_pushes_out_and_the_victim_resumes() {
         let low = low.await.unwrap().json();
         let meta = &low["choices"][0]["meta_info"];
         assert_eq!(meta["num_retractions"], u64::from(pushes));
-        assert_eq!(low["usage"]["completion_tokens"], 400, "all of it");
+        assert_eq!(low["usage"]["completion_tokens"], 3000, "all of it");
     }
 }

@@ -94,9 +94,9 @@ impl Stream {
         !self.answer.content.is_empty()
     }
 
-    /// The end mark was read.
-    pub fn is_done(&self) -> bool {
-        self.answer.done
+    /// Data events so far.
+    pub fn events(&self) -> usize {
+        self.answer.events
     }
 
     /// Reads to the end.

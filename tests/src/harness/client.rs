@@ -6,6 +6,7 @@ use serde_json::Value;
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use turnstile_fleet::route::Route;
 
 /// A request to be written.
 #[derive(Clone, Debug)]
@@ -109,6 +110,12 @@ impl Request {
     pub fn chunked(mut self, piece: usize) -> Self {
         self.piece = Some(piece);
         self
+    }
+
+    /// It is for an inference route: the gateway writes of it in its access log.
+    pub(super) fn is_inference(&self) -> bool {
+        let path = self.target.split('?').next().unwrap_or_default();
+        self.method != "OPTIONS" && Route::from_path(path).is_some()
     }
 
     /// The head as it is written.

@@ -1,12 +1,16 @@
 //! A real Redis server, for tests of what plugins ask of one.
 
-use super::wait::until;
+use super::wait::until_some;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::process::Stdio;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
+
+/// How many ports are tried.
+const ATTEMPTS: usize = 5;
 
 /// A server. Dropped, it ends.
 pub struct RedisServer {
@@ -22,27 +26,56 @@ impl RedisServer {
     /// # Panics
     /// When there is no `redis-server`: a test that talks to none must not pass.
     pub async fn start(arguments: &[&str]) -> Self {
-        // Another process may take the port in between; then the server does not come up, and the test says so.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         let arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
-        let mut server = Self { port, arguments, dir: TempDir::new().unwrap(), child: None };
-        server.run().await;
-        server
+        let mut server = Self { port: 0, arguments, dir: TempDir::new().unwrap(), child: None };
+        for _ in 0..ATTEMPTS {
+            server.port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+            if server.comes_up().await {
+                return server;
+            }
+        }
+        panic!("redis-server does not start: {}", server.said());
     }
 
     /// Starts it again on the same port.
+    ///
+    /// # Panics
+    /// When somebody else has the port now.
     pub async fn run(&mut self) {
+        assert!(self.comes_up().await, "redis-server does not start again: {}", self.said());
+    }
+
+    /// False when it ends instead: another process took the port in between. That one would take connections as well, so it is
+    /// the server's own word that counts.
+    async fn comes_up(&mut self) -> bool {
+        let _ = std::fs::remove_file(self.log());
         let child = Command::new("redis-server")
             .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port"])
             .arg(self.port.to_string())
             .arg("--dir")
             .arg(self.dir.path())
+            .arg("--logfile")
+            .arg(self.log())
             .args(&self.arguments)
             .stdout(Stdio::null())
             .kill_on_drop(true)
             .spawn();
-        self.child = Some(child.expect("redis-server; scripts/redis.sh installs it"));
-        until("the Redis server listens", async || TcpStream::connect(self.addr()).await.is_ok()).await;
+        let mut child = child.expect("redis-server; scripts/redis.sh installs it");
+        let up = until_some("the Redis server is up", async || {
+            let up = self.said().contains("Ready to accept connections").then_some(true);
+            up.or_else(|| child.try_wait().unwrap().map(|_| false))
+        });
+        let up = up.await;
+        self.child = up.then_some(child);
+        up
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.log()).unwrap_or_default()
     }
 
     /// Ends it.

@@ -6,7 +6,9 @@ use super::modules::swap;
 use super::setup::Setup;
 use super::wait::{until, until_some};
 use super::worker::WorkerExt;
+use parking_lot::Mutex;
 use serde_json::Value;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,6 +26,16 @@ pub struct Rig {
     pub workers: Vec<SimWorker>,
     setup: Setup,
     dir: TempDir,
+    answered: Mutex<Answered>,
+}
+
+/// Requests of which the gateway has to write in its access log, since they were answered.
+#[derive(Default)]
+struct Answered {
+    /// How often each id was answered.
+    times: HashMap<String, usize>,
+    /// Those of which the log has not been seen to tell.
+    open: HashSet<String>,
 }
 
 // === impl Rig ===
@@ -49,7 +61,7 @@ impl Rig {
             Source { path: Some(path.clone()), fixed: None, listen: None, admin: None, explain_headers: false };
         let running = Running::start(source).await;
         let running = running.map_err(|e| format!("{e}\n{}", std::fs::read_to_string(&path).unwrap()))?;
-        Ok(Self { running, workers, setup, dir })
+        Ok(Self { running, workers, setup, dir, answered: Mutex::default() })
     }
 
     /// Waits until every worker is ready.
@@ -108,7 +120,32 @@ impl Rig {
 
     /// Sends a request on a connection of its own.
     pub async fn send(&self, request: &Request) -> Answer {
-        send(self.addr(), request).await
+        let answer = send(self.addr(), request).await;
+        if let Some(id) = answer.header("x-request-id").filter(|_| request.is_inference()) {
+            let mut answered = self.answered.lock();
+            *answered.times.entry(id.to_owned()).or_default() += 1;
+            answered.open.insert(id.to_owned());
+        }
+        answer
+    }
+
+    /// Waits until the gateway is done with every request that [`Rig::send`] has an answer to: much of what there is to see of a
+    /// request comes after its answer, and last of all the line in the access log.
+    pub async fn settled(&self) {
+        if self.answered.lock().open.is_empty() {
+            return;
+        }
+        until("the access log tells of all that was answered", async || {
+            let mut lines: HashMap<String, usize> = HashMap::new();
+            for line in self.access_log() {
+                *lines.entry(line["request_id"].as_str().unwrap().to_owned()).or_default() += 1;
+            }
+            let mut answered = self.answered.lock();
+            let Answered { times, open } = &mut *answered;
+            open.retain(|id| lines.get(id) < times.get(id));
+            open.is_empty()
+        })
+        .await;
     }
 
     /// GETs.
@@ -133,8 +170,9 @@ impl Rig {
         connection
     }
 
-    /// GETs from the admin listener.
+    /// GETs from the admin listener, when the gateway is done with what it has answered.
     pub async fn admin(&self, path: &str) -> Answer {
+        self.settled().await;
         send(self.admin_addr(), &Request::get(path)).await
     }
 

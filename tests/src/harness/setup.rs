@@ -40,7 +40,8 @@ pub struct PluginText {
 // === impl PluginText ===
 
 impl PluginText {
-    /// A plugin of a phase, from `builtin:NAME` or a file.
+    /// A plugin of a phase, from `builtin:NAME` or a file. Without `callback_timeout_ms` its calls have all the time they need:
+    /// deadlines are on the wall clock, which a busy machine uses up for others.
     pub fn new(name: &str, wasm: impl Into<String>, phase: &'static str) -> Self {
         Self { name: name.to_owned(), wasm: wasm.into(), phase, keys: Vec::new() }
     }
@@ -54,15 +55,16 @@ impl PluginText {
 
     fn render(&self) -> String {
         let Self { name, wasm, phase, keys } = self;
-        format!("\n[[plugins]]\nname = {name:?}\nwasm = {wasm:?}\nphase = {phase:?}\n{}\n", keys.join("\n"))
+        let timed = keys.iter().any(|key| key.starts_with("callback_timeout_ms"));
+        let time = if timed { "" } else { "callback_timeout_ms = 60000\n" };
+        format!("\n[[plugins]]\nname = {name:?}\nwasm = {wasm:?}\nphase = {phase:?}\n{time}{}\n", keys.join("\n"))
     }
 }
 
-/// The built-in chain, to be put together with other plugins. Its calls have all the time they need: deadlines are on the
-/// wall clock, which a busy machine uses up for others.
+/// The built-in chain, to be put together with other plugins.
 pub fn built_in() -> [PluginText; 3] {
     [("priority-queue", "admit"), ("session-binding", "route"), ("kv-affinity", "route")]
-        .map(|(name, phase)| PluginText::new(name, format!("builtin:{name}"), phase).key("callback_timeout_ms = 60000"))
+        .map(|(name, phase)| PluginText::new(name, format!("builtin:{name}"), phase))
 }
 
 // === impl Setup ===
@@ -230,9 +232,10 @@ impl Setup {
             }
             text.push_str("]\n");
         }
-        if let Some(plugins) = &self.plugins {
-            text.push('\n');
-            text.push_str(plugins);
+        match &self.plugins {
+            Some(plugins) => text.extend(["\n", plugins.as_str()]),
+            // The gateway's own default, but for the deadlines.
+            None => text.extend(built_in().iter().map(PluginText::render)),
         }
         text.push_str(&self.upstreams);
         text

@@ -73,7 +73,8 @@ pub struct Pool<'a> {
 /// The whole file.
 pub fn file(pools: &[Pool<'_>], station: Station) -> String {
     let mut text = "threads = 2\n[[listeners]]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
-                    [logging]\naccess = \"access.log\"\nexplain_headers = true\n[state]\ndir = \"state\"\n"
+                    [logging]\naccess = \"access.log\"\nexplain_headers = true\n[state]\ndir = \"state\"\n\
+                    [routing]\nload_interval_ms = 50\n"
         .to_owned();
     for pool in pools {
         // Writing to a `String` cannot fail.

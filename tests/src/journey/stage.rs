@@ -63,7 +63,9 @@ impl Stage {
         let config = dir.join("turnstile.toml");
         swap(&config, file(&pools(&busy, &quiet), Station::Before));
         let gateway = Gateway::start(&config).await?;
-        let client = Client::builder().no_proxy().build().map_err(|e| e.to_string())?;
+        // Workers close connections that are idle for 5 s, perhaps as a request comes.
+        let client = Client::builder().no_proxy().pool_idle_timeout(Duration::from_secs(2));
+        let client = client.build().map_err(|e| e.to_string())?;
         let agents = Agents::start(client.clone(), gateway.address, twin.addr(), BUSY);
         let log = Log { path: dir.join("access.log"), read: 0, records: Vec::new() };
         let mut stage = Self { busy, quiet, twin, gateway, agents, client, dir: dir.to_owned(), log, asked: 0 };
@@ -209,12 +211,23 @@ impl Stage {
         .await
     }
 
-    /// Waits until the gateway sees the quiet workers idle: they report what they run a little later.
+    /// Waits until the gateway sees the quiet workers idle. What it has read of them may be older than their last turn, and an
+    /// older report on its way: so it has to ask each of them twice from now on, the second time when it has the first answer.
     ///
     /// # Errors
     /// They stay busy, or the gateway does not answer.
     pub async fn quiet_is_idle(&mut self) -> Result<(), String> {
+        // The workers' clocks; each keeps its last requests.
+        let reports = |worker: &SimWorker, since: u64| {
+            let asked = worker.requests().into_iter().filter(|request| request.path == "/v1/loads");
+            asked.map(|request| request.at_ms).filter(|at_ms| *at_ms > since).collect::<Vec<u64>>()
+        };
+        let last = |worker: &SimWorker| reports(worker, 0).into_iter().max().unwrap_or(0);
+        let began: Vec<u64> = self.quiet.iter().map(last).collect();
         self.until("the quiet workers are seen idle", async |stage| {
+            if stage.quiet.iter().zip(&began).any(|(worker, since)| reports(worker, *since).len() < 2) {
+                return Ok(None);
+            }
             let page = stage.admin("/workers").await?;
             let workers = page["workers"].as_array().map(Vec::as_slice).unwrap_or_default();
             let quiet: Vec<&Value> = workers.iter().filter(|worker| worker["pool"] == QUIET).collect();

@@ -59,7 +59,9 @@ impl Stage {
         let read = |name: &str| std::fs::read(module(name)).map_err(|e| format!("{name}: {e}"));
         let modules = [read("tenant-labels")?, read("kv-affinity")?];
         let (config, policy) = (dir.path().join("turnstile.toml"), dir.path().join("extra.wasm"));
-        let client = Client::builder().no_proxy().timeout(Duration::from_secs(5)).build().map_err(|e| e.to_string())?;
+        // Workers close connections that are idle for 5 s, perhaps as a request comes.
+        let client = Client::builder().no_proxy().timeout(Duration::from_secs(5));
+        let client = client.pool_idle_timeout(Duration::from_secs(2)).build().map_err(|e| e.to_string())?;
         let state = dir.path().join("state");
         let log = dir.path().join("access.log");
         let [first, _] = &modules;

@@ -10,6 +10,7 @@ fn keys(value: &Value) -> Vec<&str> {
 }
 
 async fn explain(rig: &Rig, question: &Value) -> Answer {
+    rig.settled().await;
     send(rig.admin_addr(), &Request::json("/explain", question)).await
 }
 
@@ -44,6 +45,7 @@ async fn no_page_shows_a_secret() {
         Request::json(CHAT, &chat_with("prompt-secret", nvext)).header("authorization", "Bearer client-secret");
     let answer = rig.send(&request).await;
     assert_eq!(answer.status, 200);
+    rig.settled().await;
     for path in PAGES {
         let page = send(rig.admin_addr(), &Request::get(path).header("authorization", "Bearer admin-secret")).await;
         assert!(!page.text().contains("-secret"), "{path}: {}", page.text());

@@ -38,6 +38,11 @@ async fn state(rig: &Rig) -> Value {
     list["plugins"].as_array().unwrap().iter().find(|p| p["name"] == "extra").unwrap()["state"].clone()
 }
 
+/// The generation that was restored serves before everything is told of that.
+async fn until_told(rig: &Rig) {
+    until("it is told", async || !plugins(rig).await["taken_back"].is_null()).await;
+}
+
 async fn post_admin(rig: &Rig, path: &str) -> Answer {
     send(rig.admin_addr(), &Request::new("POST", path)).await
 }
@@ -62,6 +67,7 @@ async fn a_generation_whose_new_plugin_crashes_in_a_loop_is_taken_back() {
     swap(&rig.dir().join("extra.wasm"), bad().wasm());
     rig.generation(3).await;
     turns_until(&rig, "it is taken back", async || rig.gateway().generation.load().number == 4).await;
+    until_told(&rig).await;
 
     // What serves is what served before the plugin came.
     let facts = plugins(&rig).await;
@@ -131,6 +137,7 @@ async fn a_plugin_that_traps_in_its_ticks_is_taken_back_without_a_request() {
     let rig = setup("closed", &good()).start().await;
     swap(&rig.dir().join("extra.wasm"), ticking.wasm());
     rig.generation(3).await;
+    until_told(&rig).await;
     let taken = plugins(&rig).await["taken_back"].clone();
     assert_eq!((&taken["generation"], &taken["restored_from"]), (&json!(2), &json!(1)));
     assert_eq!(rig.post(CHAT, &chat("Hello")).await.status, 200);
@@ -148,7 +155,8 @@ async fn without_a_generation_to_go_back_to_the_plugin_is_quarantined_and_a_rese
         .await;
         assert_eq!(rig.gateway().generation.load().number, 1);
         assert_eq!(rig.metric("turnstile_plugin_quarantined", &[("plugin", "extra")]).await, 1.0);
-        assert!(log.has(&["plugin quarantined", "plugin=extra", &format!("on_error=\"{on_error}\"")]));
+        let told = format!("on_error=\"{on_error}\"");
+        until("it is told", async || log.has(&["plugin quarantined", "plugin=extra", &told])).await;
         let traps = async || rig.metric("turnstile_plugin_faults_total", &[("kind", "trap")]).await;
         let before = traps().await;
         for _ in 0..5 {

@@ -79,6 +79,7 @@ async fn a_client_that_leaves_during_a_stream_is_seen() {
         }
     })
     .await;
+    rig.until_metric("turnstile_requests_total", &[("status", "499")], 16.0).await;
     assert_eq!(rig.metric("turnstile_requests_total", &[("status", "499")]).await, 16.0);
 }
 

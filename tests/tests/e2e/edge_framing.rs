@@ -158,7 +158,7 @@ async fn a_body_that_ends_early_is_no_turn() {
         assert!(connection.everything().await.is_empty());
     }
     assert!(rig.worker().turns().is_empty());
-    assert_eq!(rig.metric("turnstile_requests_total", &[("status", "499")]).await, 2.0);
+    rig.until_metric("turnstile_requests_total", &[("status", "499")], 2.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

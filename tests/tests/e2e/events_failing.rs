@@ -24,7 +24,9 @@ async fn a_policy_that_fails_in_an_event_hurts_no_stream_whatever_its_on_error()
     for (at, on_error) in ["closed", "open", "fallback"].into_iter().enumerate() {
         for (body, kind) in [("unreachable", "trap"), ("(loop $on (br $on))", "deadline")] {
             let names = [format!("fails-{at}-{kind}"), format!("goes-on-{at}-{kind}")];
+            let timeout_ms = if kind == "deadline" { 300 } else { 60_000 };
             let acting = PluginText::new(&names[0], "acts.wasm", "route")
+                .key(format!("callback_timeout_ms = {timeout_ms}"))
                 .key(r#"events = ["tool_call", "finish", "usage", "end"]"#)
                 .key(format!("on_error = {on_error:?}"));
             let rig = beside(acting, &names[1]).file("acts.wasm", acts(body).wasm()).start().await;

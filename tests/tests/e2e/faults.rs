@@ -76,10 +76,24 @@ fn setup(workers: &[Faulty]) -> Setup {
         .set("routing.load_interval_ms", "3600000")
         .set("ejection.consecutive_faults", "0")
         .set("ejection.wedged_after_ms", "0")
-        .set("timeouts.first_byte_s", "1")
-        .set("timeouts.between_bytes_s", "1")
-        .set("timeouts.connect_ms", "300")
+        .set("timeouts.first_byte_s", "5")
+        .set("timeouts.between_bytes_s", "5")
+        .set("timeouts.connect_ms", "5000")
         .set("retry.attempts", "2")
+        // Engines live a thousand times faster, and their sessions have to outlive every wait.
+        .set("sessions.default_timeout_s", "36000")
+}
+
+/// For rows in which nothing comes: what else happens in them has to happen within these times.
+fn impatient(setup: Setup) -> Setup {
+    let setup = setup.set("timeouts.first_byte_s", "2").set("timeouts.between_bytes_s", "2");
+    setup.set("timeouts.connect_ms", "1000")
+}
+
+/// Nothing comes, or never what is waited for.
+fn is_silence(kind: Break) -> bool {
+    use Break::{EndlessInformational, StallAfterHead, StallBefore, StallMidway};
+    matches!(kind, StallBefore | StallAfterHead | StallMidway | EndlessInformational)
 }
 
 /// One cell: its requests, and what is known from the turn before the fault.
@@ -147,7 +161,7 @@ impl Cell {
             }
             if self.mode != Mode::None {
                 let third = rig.send(&self.request("three", 3)).await;
-                assert_eq!(third.status, 200, "{}: {}", self.id, third.text());
+                assert_eq!(third.status, 200, "{}, {}: {}", self.id, row.name, third.text());
                 let notes = [&answer, &third].map(|a| a.header("x-turnstile-session-note").unwrap_or_default());
                 let told = |what: &str| notes.iter().any(|note| note.starts_with(what));
                 let third = rig.record_of(&third).await;
@@ -283,7 +297,10 @@ async fn run_worker_row(name: &'static str, fail: impl AsyncFn(&mut Faulty), tab
     for stream in [false, true] {
         let mut workers = Faulty::start(2, &sim()).await;
         let setup = setup(&workers).pool("default", "", &[0]);
+        let setup = if name == IGNORED { impatient(setup) } else { setup };
         let setup = setup.set("ejection.wedged_after_ms", if name == WEDGE { "200" } else { "0" });
+        // Taken out for good, not for less than what others wait for.
+        let setup = setup.set("ejection.base_ms", "3600000").set("ejection.max_ms", "3600000");
         let often = if name == WEDGE { "20" } else { "3600000" };
         let mut rig = setup.set("routing.load_interval_ms", often).start().await;
         let all = cells(0, stream);
@@ -307,21 +324,23 @@ async fn run_worker_row(name: &'static str, fail: impl AsyncFn(&mut Faulty), tab
     }
 }
 
+const IGNORED: &str = "connection not answered";
 const WEDGE: &str = "wedged: probes well, nothing moves";
 
 const HEAD: &str = include_str!("faults_head.md");
 
-/// Rows by ways to break an answer: every `GROUPS`th of them, on a gateway of their own.
+/// Rows by ways to break an answer: every `GROUPS`th of them, on gateways of their own, one of them for those that end by time.
 async fn run_group(group: usize) -> Vec<(usize, Table)> {
     let workers = Faulty::start(2, &sim()).await;
-    let rig = setup(&workers).start().await;
+    let (patient, impatient) = (setup(&workers).start().await, impatient(setup(&workers)).start().await);
     let mut rows = Vec::new();
     for (number, (kind, name)) in Break::ALL.into_iter().enumerate().skip(group).step_by(GROUPS) {
         let row = Row { name, header: Some(name), whole: !matches!(kind, Break::ErrorEvent(_)) };
+        let rig = if is_silence(kind) { &impatient } else { &patient };
         let mut table = Table::default();
         for stream in [false, true] {
             match stream || row.whole {
-                true => run_row(&rig, &workers, &row, number, stream, &mut table).await,
+                true => run_row(rig, &workers, &row, number, stream, &mut table).await,
                 false => table.leave_out(&row),
             }
         }
@@ -335,7 +354,7 @@ async fn run_worker_rows() -> Vec<(usize, Table)> {
     let mut tables = [const { Table { lines: String::new(), cells: 0, violations: Vec::new() } }; WORKER_ROWS];
     let [refused, ignored, restarted, wedged] = &mut tables;
     run_worker_row("connection refused", async |worker| worker.refuse().await, refused).await;
-    run_worker_row("connection not answered", async |worker| worker.ignore().await, ignored).await;
+    run_worker_row(IGNORED, async |worker| worker.ignore().await, ignored).await;
     run_worker_row("restarted, its sessions lost", async |worker| worker.restart().await, restarted).await;
     run_worker_row(WEDGE, async |worker| worker.sim.hold().await, wedged).await;
     tables.into_iter().enumerate().map(|(number, table)| (Break::ALL.len() + number, table)).collect()
@@ -345,8 +364,7 @@ async fn run_worker_rows() -> Vec<(usize, Table)> {
 async fn run_total_rows() -> Vec<(usize, Table)> {
     let workers = Faulty::start(2, &sim()).await;
     let setup = setup(&workers).set("timeouts.first_byte_s", "600").set("timeouts.between_bytes_s", "600");
-    // Engines live a thousand times faster, and with this limit on a turn their sessions would not outlive the wait.
-    let setup = setup.set("timeouts.total_s", "3").set("sessions.default_timeout_s", "36000");
+    let setup = setup.set("timeouts.total_s", "3");
     let rig = setup.start().await;
     let mut tables = Vec::new();
     let rows = [(Break::StallBefore, "total_s over before the head"), (Break::StallMidway, "total_s over midway")];

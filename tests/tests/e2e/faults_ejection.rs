@@ -28,6 +28,8 @@ async fn bind(rig: &Rig, sessions: usize) -> (&SimWorker, &SimWorker) {
         assert_eq!(answer.status, 200);
         let worker = answer.header("x-turnstile-worker").unwrap().to_owned();
         assert_eq!(*bound.get_or_insert(worker.clone()), worker, "all begin alike");
+        // What is cached there is known once the turn has ended.
+        rig.settled().await;
     }
     let bound = rig.worker_by_id(&bound.unwrap());
     (bound, rig.workers.iter().find(|worker| worker.id() != bound.id()).unwrap())
@@ -305,8 +307,9 @@ async fn they_do_not_wait_for_one_that_had_its_chances() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_left_of_a_removed_worker_once_its_last_turn_has_ended() {
     let mut rig = Setup::new().sim(|c| c.speed = 1.0).workers(2).start().await;
-    let mut body = chat_stream("[[sim:tokens=40]]");
-    body["max_tokens"] = json!(40);
+    // Two and a half seconds, in which the reload comes.
+    let mut body = chat_stream("[[sim:tokens=400]]");
+    body["max_tokens"] = json!(400);
     let mut stream = rig.begin(&Request::json(CHAT, &body).header("x-request-id", "last")).await;
     stream.head().await;
     let at = rig.workers.iter().position(|worker| worker.engine_requests() == 1).unwrap();

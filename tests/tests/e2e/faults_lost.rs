@@ -14,6 +14,7 @@ async fn bind<'a>(rig: &'a Rig, session: &str) -> (&'a SimWorker, &'a SimWorker)
     let answer = rig.send(&turn(session, false)).await;
     let bound = rig.worker_by_id(answer.header("x-turnstile-worker").unwrap());
     let other = rig.workers.iter().find(|worker| worker.id() != bound.id()).unwrap();
+    rig.settled().await;
     rig.workers.iter().for_each(SimWorker::clear_requests);
     (bound, other)
 }
@@ -25,7 +26,7 @@ fn probed() -> Setup {
 
 fn silent(setup: Setup) -> Setup {
     setup
-        .set("routing.probe_timeout_ms", "100")
+        .set("routing.probe_timeout_ms", "1000")
         .set("routing.unhealthy_after", "2")
         .set("ejection.wedged_after_ms", "0")
 }
@@ -128,7 +129,7 @@ async fn a_turn_that_workers_do_not_survive_takes_two_of_them_at_the_most() {
     for stream in [false, true] {
         let rig = unprobed(4).start().await;
         for worker in &rig.workers {
-            worker.faults().add(Fault::once(FaultKind::Crash).on(CHAT));
+            worker.faults().add(Fault::always(FaultKind::Crash).on(CHAT));
         }
         let answer = rig.send(&turn("s", stream)).await;
         assert_eq!((answer.status, &answer.error()["code"]), (502, &json!("worker_unreachable")));

@@ -222,7 +222,7 @@ async fn a_filter_that_traps_is_left_out_when_open() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filter_that_never_returns_is_stopped() {
-    let rig = with(&[hello().key("callback_timeout_ms = 50").key("on_error = \"open\"")]).start().await;
+    let rig = with(&[hello().key("callback_timeout_ms = 300").key("on_error = \"open\"")]).start().await;
     let answer = rig.send(&Request::json(CHAT, &chat("Hello")).header("x-loop", "1")).await;
     assert_eq!(answer.status, 200);
     assert_eq!(facts_of(&rig, "hello").await["faults"]["deadline"], 1);

@@ -24,6 +24,7 @@ async fn bind(rig: &Rig) -> (&SimWorker, &SimWorker) {
     let answer = rig.send(&turn(false).header("x-turnstile-explain", "1")).await;
     let bound = rig.worker_by_id(answer.header("x-turnstile-worker").unwrap());
     let other = rig.workers.iter().find(|worker| worker.id() != bound.id()).unwrap();
+    rig.settled().await;
     for worker in &rig.workers {
         worker.clear_requests();
     }
