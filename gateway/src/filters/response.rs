@@ -500,7 +500,9 @@ impl ResponseFilter for ChunkFilter<'_> {
     }
 
     fn takes_more(&self) -> bool {
-        self.full().is_none()
+        // Of an answer that has ended only the head is waited for.
+        let settles = self.run.response_ended && self.run.response_stopped.is_some();
+        self.full().is_none() && !settles
     }
 
     fn changed_head(&mut self) -> Option<ResponseHeader> {
