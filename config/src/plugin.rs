@@ -161,6 +161,20 @@ pub struct Given {
     pub root_id: String,
     /// Whether imports that the host does not have are stubbed.
     pub stub_unknown_imports: bool,
+    /// The name space of its shared data.
+    pub vm_id: Option<String>,
+    /// What it sees by WASI.
+    pub environment: BTreeMap<String, String>,
+    /// Which host it was made for.
+    pub dialect: Dialect,
+    /// MiB of memory.
+    pub memory_mib: u32,
+    /// Times that it has for a callback and for a step of its start, ms.
+    pub timeouts_ms: (u64, u64),
+    /// Host functions that it may use.
+    pub hostcalls: Option<Vec<String>>,
+    /// Headers that it sees all the same.
+    pub secret_headers: Vec<SecretHeader>,
 }
 
 /// Which host a plugin was made for.
@@ -420,6 +434,13 @@ impl Plugin {
             vm_configuration: self.vm_configuration.clone(),
             root_id: self.root_id().to_owned(),
             stub_unknown_imports: self.stub_unknown_imports,
+            vm_id: self.vm_id.clone(),
+            environment: self.environment.clone(),
+            dialect: self.dialect,
+            memory_mib: self.memory_mib,
+            timeouts_ms: (self.callback_timeout_ms, self.configure_timeout_ms),
+            hostcalls: self.hostcalls.clone(),
+            secret_headers: self.secret_headers.clone(),
         }
     }
 }

@@ -103,5 +103,5 @@ impl Gateway {
     }
 }
 
-/// Name space of `turnstile.kv_get` and `turnstile.kv_cas`, a name of its own so that any policy can reach it.
+/// Name space of the functions `turnstile.kv_*`, a name of its own so that any policy can reach it.
 pub const STORE: &str = "turnstile";

@@ -116,6 +116,10 @@ impl Trial<'_> {
             Err(end) => return self.ended(&end),
         };
         passage.env.exchange.request.seal();
+        if !self.plugin.response {
+            // Answers go past it.
+            return passage.finish().1;
+        }
         passage.env.exchange.response = Some(ResponseMap::new(status, message.headers.clone()));
         let passed = passage.half(Side::Response, &message).and_then(|()| passage.answer_calls(Side::Response));
         match passed {
@@ -198,8 +202,9 @@ impl Trial<'_> {
 
     fn waiting(&self) -> Waiting<'_> {
         let pause_ms = self.plugin.pause_timeout_ms;
-        let longest_ms = pause_ms.saturating_add(RETRIES_MS);
-        Waiting { longest_ms, ..Waiting::new(self.tried, self.port, pause_ms) }
+        let mut waiting = Waiting::new(self.tried, self.port, pause_ms);
+        waiting.longest_ms = pause_ms.saturating_add(RETRIES_MS);
+        waiting
     }
 
     /// What was asked for keeps neither the client from an answer nor the request from a worker.
@@ -217,6 +222,8 @@ impl Trial<'_> {
     /// have failed.
     fn may_answer(&self, response: &LocalResponse) -> Result<(), String> {
         if self.port.has_failed_calls() {
+            let status = response.status;
+            tracing::warn!(plugin = %self.plugin.name, status, "self-test: answered, which is let pass as its calls have failed");
             return Ok(());
         }
         Err(format!("the request was answered with {} instead of going on", response.status))

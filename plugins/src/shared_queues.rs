@@ -84,11 +84,16 @@ impl SharedQueues {
             None if names.len() >= self.queues_per_vm => return Err(QueueError::TooMany),
             None => {
                 // The highest id is for callers to give a meaning of their own.
-                while inner.last_id >= u32::MAX - 1 || inner.last_id == 0 || inner.queues.contains_key(&inner.last_id) {
-                    inner.last_id = if inner.last_id >= u32::MAX - 1 { 1 } else { inner.last_id + 1 };
+                let mut id = inner.last_id;
+                loop {
+                    id = if id >= u32::MAX - 1 { 1 } else { id + 1 };
+                    if !inner.queues.contains_key(&id) {
+                        break;
+                    }
                 }
-                names.insert(name.to_vec(), inner.last_id);
-                inner.last_id
+                inner.last_id = id;
+                names.insert(name.to_vec(), id);
+                id
             }
         };
         inner.queues.entry(id).or_default().consumer = consumer;

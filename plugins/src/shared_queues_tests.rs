@@ -48,7 +48,7 @@ fn queues_are_bounded_in_items_bytes_and_number() {
 #[test]
 fn what_is_forgotten_makes_room_and_its_id_stands_for_nothing_else() {
     let queues = SharedQueues::new(2, 10, 1);
-    let (gone, stays) = (queues.register("gone", b"q", 1).unwrap(), queues.register("stays", b"q", 1).unwrap());
+    let (stays, gone) = (queues.register("stays", b"q", 1).unwrap(), queues.register("gone", b"q", 1).unwrap());
     for id in [gone, stays] {
         queues.enqueue(id, b"1").unwrap();
     }

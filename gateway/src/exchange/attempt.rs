@@ -54,6 +54,8 @@ pub(super) struct Attempt<'a, 'b> {
     number: u32,
     session: SessionTurn,
     note: Option<ContextNote>,
+    /// The answer passes filters.
+    filtered: bool,
 }
 
 impl<'a, 'b> Attempt<'a, 'b> {
@@ -62,7 +64,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let timeout = fleet.settings().side_timeout;
         let lease = placed.lease.take();
         let session = SessionTurn::new(Arc::clone(&fleet.sessions), Arc::clone(&fleet.side), lease, timeout);
-        Self { progress, placed, number, session, note: None }
+        Self { progress, placed, number, session, note: None, filtered: false }
     }
 
     pub async fn run(&mut self, client: &mut ServerSession) -> Result<Attempted, Refusal> {
@@ -235,7 +237,8 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let worker_ttft_ms = started.elapsed().as_secs_f64() * 1e3;
         exchange.record.ttft_ms = Some(ttft_ms);
         // A stream gets no length: when it breaks off, the client has to see that its end is missing.
-        let filtered = exchange.filters.as_ref().is_some_and(FilterRun::take_part_in_answer);
+        self.filtered = exchange.filters.as_ref().is_some_and(FilterRun::take_part_in_answer);
+        let filtered = self.filtered;
         let exact =
             !streams(&opened.head) && opened.observer.as_ref().is_none_or(|o| !o.may_change_length()) && !filtered;
         let framing = Framing::of(client.req_header().version);
@@ -299,7 +302,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         }
         drop(filter);
         if let (Some(filters), false) = (&mut self.progress.exchange.filters, filtered) {
-            filters.body_passed_by(relayed.body_bytes);
+            filters.body_passed_by(relayed.body_bytes, &relayed.trailers);
         }
         if relayed.committed
             && let Some(status) = self.progress.exchange.filters.as_ref().and_then(FilterRun::status)
@@ -406,7 +409,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
                     Ending::Timeout(_) => AttemptFault::Timeout(reason),
                     _ => AttemptFault::Broken { reason, answered: true },
                 };
-                if self.progress.exchange.filters.is_some() {
+                if self.filtered {
                     // The filters have seen part of this answer; a second one would be a stranger to them.
                     self.session.end(AttemptEnd::Cut);
                     record.faults.push(fault.reason());

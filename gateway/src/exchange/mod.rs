@@ -150,6 +150,9 @@ async fn refuse(
     let code = refusal.kind.row().code;
     if !refusal.kind.is_workers() {
         gateway.metrics.refusals.with_label_values(&[code]).inc();
+        if let Some(filters) = &mut exchange.filters {
+            filters.answers_locally(code);
+        }
     }
     exchange.record.status = refusal.status();
     exchange.record.error = Some(code);

@@ -21,7 +21,7 @@ use crate::generation::Generation;
 use crate::higress::{Hosts, Wanted};
 use crate::policy::RequestHead;
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, header};
+use http::{HeaderMap, HeaderValue, header};
 use pingora_core::protocols::http::client::HttpSession;
 use std::borrow::Cow;
 use std::future::poll_fn;
@@ -29,8 +29,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use turnstile_config::{OnError, Phase};
 use turnstile_plugins::{
-    CallOutcome, CallResult, Callback, Dialect, Effects, Fault, FaultKind, Injected, Lent, LocalResponse, ResponseMap,
-    Stream,
+    CallOutcome, CallResult, Callback, Dialect, Effects, Fault, FaultKind, FieldMap, Injected, Lent, LocalResponse,
+    ResponseMap, Stream,
 };
 
 /// How a side of the exchange went through the filters.
@@ -262,6 +262,12 @@ impl FilterRun {
                 .is_some_and(|c| c.plugin.exports(callback) && !(of_answers && c.ignores_answers))
     }
 
+    /// Whether a filter has any callback for answers.
+    fn is_shown_answers(&self, at: usize) -> bool {
+        use Callback::{ResponseBody, ResponseHeaders, ResponseTrailers};
+        [ResponseHeaders, ResponseBody, ResponseTrailers].into_iter().any(|callback| self.wants(at, callback))
+    }
+
     /// Whether the worker's answer has to pass them. It goes past those that could do nothing about it, at no cost.
     pub fn take_part_in_answer(&self) -> bool {
         let entered = self.streams.iter().zip(self.generation.chain.iter()).take(self.entered);
@@ -271,14 +277,18 @@ impl FilterRun {
     /// The answer goes past them: what is to be known of it at the end.
     pub fn passed_by(&mut self, head: &pingora_http::ResponseHeader) {
         self.answered = true;
-        if (0..self.entered).any(|at| self.wants(at, Callback::Log) || self.wants(at, Callback::Done)) {
+        let last = [Callback::Log, Callback::Done, Callback::Delete];
+        if (0..self.entered).any(|at| last.into_iter().any(|callback| self.wants(at, callback))) {
             self.answered(head);
         }
     }
 
-    /// So many bytes of a body went past them.
-    pub fn body_passed_by(&mut self, size: usize) {
+    /// So many bytes of a body went past them, and these trailers.
+    pub fn body_passed_by(&mut self, size: usize, trailers: &HeaderMap) {
         self.env.response_size += size;
+        if !trailers.is_empty() {
+            self.env.response_trailers = Some(FieldMap::new(trailers.clone()));
+        }
     }
 
     /// Whether a filter has a callback for the trailers of an answer.
@@ -386,6 +396,14 @@ impl FilterRun {
     fn asked(&mut self, side: Side, waits: bool, at: usize, effects: Result<Effects, Box<Fault>>) -> Asked {
         let effects = match effects {
             Ok(effects) => effects,
+            // One that would not have been shown any more is not missed.
+            Err(fault) if side == Side::Response && !waits && !self.is_shown_answers(at) => {
+                tracing::debug!(at, kind = %fault.kind, message = %fault.message, "filter lost beside an answer");
+                if let Some(slot) = self.streams.get_mut(at) {
+                    *slot = None;
+                }
+                return Asked::Nothing;
+            }
             Err(fault) => {
                 return match self.failed(at, fault.kind, &fault.message) {
                     Some(verdict) => Asked::End(verdict),

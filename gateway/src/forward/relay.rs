@@ -161,6 +161,8 @@ pub struct Relayed {
     pub between_events: bool,
     /// Bytes of the body that went to the client.
     pub body_bytes: usize,
+    /// The worker's trailers.
+    pub trailers: HeaderMap,
 }
 
 impl Relayed {
@@ -205,21 +207,21 @@ pub async fn relay(
     let left = ending == Ending::ClientGone;
     let complete = opened.observer.as_ref().is_some_and(|o| o.observation().done);
     let committed = writer.head.is_none();
-    let between_events = !writer.writing && writer.between_events;
-    let body_bytes = writer.body_bytes;
+    let between_events = !writer.writing && writer.between_events && !writer.bodiless;
+    let (body_bytes, trailers) = (writer.body_bytes, writer.trailers);
     if left && complete && committed {
         // All that is missing is the framing's end; reading it keeps the worker's connection usable.
         hear(opened, listener);
         let _ = tell(listener, filter);
         opened.ended |= drain(&mut opened.session).await;
-        return Relayed { ending: Ending::Finished, committed, left, between_events, body_bytes };
+        return Relayed { ending: Ending::Finished, committed, left, between_events, body_bytes, trailers };
     }
     if complete && ending == Ending::Shortened {
         // The worker has said all: nothing but the framing's end is missing here, too.
         opened.ended |= drain(&mut opened.session).await;
-        return Relayed { ending: Ending::Finished, committed, left, between_events, body_bytes };
+        return Relayed { ending: Ending::Finished, committed, left, between_events, body_bytes, trailers };
     }
-    Relayed { ending, committed, left, between_events, body_bytes }
+    Relayed { ending, committed, left, between_events, body_bytes, trailers }
 }
 
 /// Reads what is left of an answer that has said its last. True when it came to its end.
@@ -290,9 +292,9 @@ async fn relay_inner(
                     worker.note_heard();
                 }
                 Ok(Ready::Released(chunk)) => {
-                    let last = has_ended(filter);
+                    let mut last = has_ended(filter);
                     if !chunk.is_empty() || last {
-                        writer.complete_head(filter, &opened.observer, late);
+                        last |= writer.complete_head(filter, &opened.observer, late);
                         if let Err(ending) = writer.write(client, chunk, last, HeaderMap::new()).await {
                             return ending;
                         }
@@ -313,7 +315,12 @@ async fn relay_inner(
         let mut trailers = HeaderMap::new();
         if opened.ended && broken.is_none() {
             match trailers_of(client, opened).await {
-                Ok(read) => trailers = read,
+                Ok(read) => {
+                    if filter.is_none() && !read.is_empty() {
+                        writer.trailers = read.clone();
+                    }
+                    trailers = read;
+                }
                 Err(Ending::ClientGone) => return Ending::ClientGone,
                 Err(ending) => broken = Some(ending),
             }
@@ -345,7 +352,7 @@ async fn relay_inner(
                     None => continue,
                 }
             }
-            writer.complete_head(filter, &opened.observer, late);
+            let last = writer.complete_head(filter, &opened.observer, late) || last;
             if let Err(ending) = writer.write(client, chunk, last, trailers).await {
                 return ending;
             }

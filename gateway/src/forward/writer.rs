@@ -28,23 +28,26 @@ pub(super) struct Writer {
     pub(super) body_bytes: usize,
     /// The head says that there is no body (204 and 304, as a filter may have made of it): none is written.
     pub(super) bodiless: bool,
+    /// The worker's trailers, where no filter sees them.
+    pub(super) trailers: HeaderMap,
 }
 
 impl Writer {
-    /// Brings a head that was not sent yet up to what is known now.
+    /// Brings a head that was not sent yet up to what is known now. Whether a filter has made it one that no body follows.
     pub(super) fn complete_head(
         &mut self,
         filter: &mut Option<Box<dyn ResponseFilter + '_>>,
         observer: &Option<Observer>,
         late: &mut LateHeaders<'_>,
-    ) {
-        let Some(head) = &mut self.head else { return };
+    ) -> bool {
+        let Some(head) = &mut self.head else { return false };
         if let Some(changed) = filter.as_mut().and_then(|filter| filter.changed_head()) {
             *head = changed;
         }
         if let Some(observer) = observer {
             late(observer, head);
         }
+        filter.is_some() && matches!(head.status.as_u16(), 204 | 304)
     }
 
     /// Writes a chunk; `trailers` stand behind the last.

@@ -44,10 +44,12 @@ struct Sums {
     aside: Option<SetAside>,
 }
 
-/// Turns of one side whose worker told what it had cached.
+/// Turns of one side that were answered.
 #[derive(Clone, Copy, Default)]
 struct Side {
     turns: f64,
+    /// Of these, those whose worker told what it had cached.
+    told: f64,
     prompt_tokens: f64,
     cached_tokens: f64,
     /// Sum of the logarithms of the times to the first event, ms.
@@ -68,12 +70,19 @@ pub struct SetAside {
 /// What a turn showed.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown {
-    /// Prompt tokens, as the worker said.
-    pub prompt_tokens: u64,
-    /// Of these, cached ones.
-    pub cached_tokens: u64,
+    /// What the worker said of its cache, if it did.
+    pub prompt: Option<PromptTokens>,
     /// Time to the first event, ms.
     pub ttft_ms: f64,
+}
+
+/// Tokens of a prompt.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptTokens {
+    /// All of them.
+    pub all: u64,
+    /// Those that came from the worker's cache.
+    pub cached: u64,
 }
 
 // === impl CanaryRun ===
@@ -174,11 +183,9 @@ impl CanaryRun {
             }
         }
         let (canary, rest) = (&sums.canary, &sums.rest);
-        if canary.turns < self.turns() || rest.turns < self.turns() {
-            return None;
-        }
         let (hits, hits_of_rest) = (canary.cached_ratio(), rest.cached_ratio());
-        if hits_of_rest - hits > options.max_cached_loss {
+        let told = canary.told.min(rest.told) >= self.turns();
+        if told && hits_of_rest - hits > options.max_cached_loss {
             let most = options.max_cached_loss;
             let text = format!(
                 "{hits:.3} of its prompt tokens were cached, {hits_of_rest:.3} of the others', max_cached_loss is {most}"
@@ -186,7 +193,7 @@ impl CanaryRun {
             return Some(("cached_loss", text));
         }
         let (ttft, ttft_of_rest) = (canary.ttft_ms(), rest.ttft_ms());
-        if ttft > ttft_of_rest * options.max_ttft_ratio {
+        if canary.turns.min(rest.turns) >= self.turns() && ttft > ttft_of_rest * options.max_ttft_ratio {
             let most = options.max_ttft_ratio;
             let text = format!(
                 "{ttft:.1} ms to the first event, {ttft_of_rest:.1} ms for the others, max_ttft_ratio is {most}"
@@ -202,13 +209,20 @@ impl CanaryRun {
 impl Side {
     fn add(&mut self, turn: Shown, most: f64) {
         self.turns += 1.0;
-        self.prompt_tokens += turn.prompt_tokens as f64;
-        self.cached_tokens += turn.cached_tokens.min(turn.prompt_tokens) as f64;
         self.ln_ttft += turn.ttft_ms.max(LEAST_TTFT_MS).ln();
+        if let Some(prompt) = turn.prompt {
+            self.told += 1.0;
+            self.prompt_tokens += prompt.all as f64;
+            self.cached_tokens += prompt.cached.min(prompt.all) as f64;
+        }
         if self.turns >= most {
-            for sum in [&mut self.turns, &mut self.prompt_tokens, &mut self.cached_tokens, &mut self.ln_ttft] {
-                *sum /= 2.0;
-            }
+            self.turns /= 2.0;
+            self.ln_ttft /= 2.0;
+        }
+        if self.told >= most {
+            self.told /= 2.0;
+            self.prompt_tokens /= 2.0;
+            self.cached_tokens /= 2.0;
         }
     }
 
@@ -223,7 +237,8 @@ impl Side {
     fn json(&self) -> Value {
         json!({
             "turns": self.turns,
-            "cached_ratio": (self.turns > 0.0).then(|| self.cached_ratio()),
+            "turns_with_cached_tokens": self.told,
+            "cached_ratio": (self.told > 0.0).then(|| self.cached_ratio()),
             "ttft_ms": (self.turns > 0.0).then(|| self.ttft_ms()),
         })
     }

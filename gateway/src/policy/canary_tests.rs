@@ -12,7 +12,7 @@ fn canary(percent: u32) -> CanaryRun {
 }
 
 fn turn(cached_tokens: u64, ttft_ms: f64) -> Shown {
-    Shown { prompt_tokens: 1000, cached_tokens, ttft_ms }
+    Shown { prompt: Some(PromptTokens { all: 1000, cached: cached_tokens }), ttft_ms }
 }
 
 /// So many turns on each side, in turn; the first verdict.
@@ -74,6 +74,19 @@ fn slower_first_events_set_it_aside_and_a_few_very_slow_ones_do_not() {
         assert_eq!(canary.ended(true, turn(800, ttft_ms)), None, "{n}");
         assert_eq!(canary.ended(false, turn(800, 100.0)), None, "{n}");
     }
+}
+
+#[test]
+fn workers_that_tell_nothing_of_their_caches_are_compared_by_time() {
+    let silent = |ttft_ms| Shown { prompt: None, ttft_ms };
+    let slow = canary(50);
+    assert_eq!(run(&slow, 19, silent(126.0), silent(100.0)), None, "too few turns");
+    assert_eq!(run(&slow, 1, silent(126.0), silent(100.0)).unwrap().cause, "ttft");
+    // A few that tell are too few to be compared by.
+    let canary = canary(50);
+    assert_eq!(run(&canary, 1000, silent(100.0), silent(100.0)), None);
+    assert_eq!(run(&canary, 19, turn(0, 100.0), turn(900, 100.0)), None);
+    assert_eq!(run(&canary, 1, turn(0, 100.0), turn(900, 100.0)).unwrap().cause, "cached_loss");
 }
 
 #[test]

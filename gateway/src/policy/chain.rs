@@ -1,6 +1,6 @@
 //! The chain of plugins of one generation, and how it runs for one turn.
 
-use super::canary::{CanaryRun, SetAside, Shown};
+use super::canary::{CanaryRun, PromptTokens, SetAside, Shown};
 use super::env::{PolicyEnv, PolicyStore};
 use super::events::EventSet;
 use super::shadow::{Applied, Difference, Opinion};
@@ -432,12 +432,9 @@ impl TurnPolicies {
     /// What the turn's end says about canaries, and about those that they stand in for.
     fn account(&mut self) {
         let Some(end) = self.env.end() else { return };
-        let (Some(prompt_tokens), Some(cached_tokens), Some(ttft_ms)) =
-            (end.prompt_tokens, end.cached_tokens, end.ttft_ms)
-        else {
-            return;
-        };
-        let shown = Shown { prompt_tokens, cached_tokens, ttft_ms };
+        let Some(ttft_ms) = end.ttft_ms else { return };
+        let prompt = end.prompt_tokens.zip(end.cached_tokens).map(|(all, cached)| PromptTokens { all, cached });
+        let shown = Shown { prompt, ttft_ms };
         for (at, by_canary) in self.sides.clone() {
             // A turn that a canary was not able to decide says nothing about its decisions.
             let Some(plugin) = self.chain.get(at).filter(|c| !self.failed.contains(&c.name)) else { continue };

@@ -315,6 +315,7 @@ impl StreamEnv for PolicyEnv {
                 Some((value, _)) => Ok(Cow::Owned(value)),
                 None => Err(Status::NotFound),
             },
+            "turnstile.kv_entry" => facts::entry(&*self.store, arguments).map(|json| bytes_of(Cow::Owned(json))),
             "turnstile.kv_cas" => {
                 facts::compare_and_set(&*self.store, arguments).map(|json| bytes_of(Cow::Owned(json)))
             }

@@ -267,6 +267,12 @@ pub fn prefix_match(route: &RouteFacts, arguments: &[u8]) -> Result<String, Stat
     Ok(Value::Object(map).to_string())
 }
 
+/// `turnstile.kv_entry`: the value of a key with the number that `turnstile.kv_cas` wants.
+pub fn entry(store: &dyn PolicyStore, key: &[u8]) -> Result<String, Status> {
+    let (value, cas) = store.get(key).ok_or(Status::NotFound)?;
+    Ok(json!({ "value": String::from_utf8_lossy(&value), "cas": cas }).to_string())
+}
+
 /// `turnstile.kv_cas`: `{"key", "value", "cas"}` → `{"stored": bool}`.
 pub fn compare_and_set(store: &dyn PolicyStore, arguments: &[u8]) -> Result<String, Status> {
     #[derive(Deserialize)]

@@ -126,10 +126,30 @@ fn decisions_are_taken_when_the_table_says() {
 }
 
 #[test]
+fn a_value_is_replaced_only_if_nobody_has_written_since_it_was_read() {
+    let mut env = env(Phase::Route);
+    let mut call = |name: &str, arguments: String| -> Result<serde_json::Value, Status> {
+        let answer = env.call_foreign(name, arguments.as_bytes())?.into_owned();
+        Ok(serde_json::from_slice(&answer).unwrap())
+    };
+    let set = |value: &str, cas: u64| format!(r#"{{"key": "k", "value": "{value}", "cas": {cas}}}"#);
+    let stored = |yes: bool| Ok(serde_json::json!({ "stored": yes }));
+    assert_eq!(call("turnstile.kv_entry", "k".into()), Err(Status::NotFound));
+    assert_eq!(call("turnstile.kv_cas", set("first", 0)), stored(true));
+    let entry = call("turnstile.kv_entry", "k".into()).unwrap();
+    let cas = entry["cas"].as_u64().unwrap();
+    assert_eq!((&entry["value"], cas > 0), (&"first".into(), true));
+    assert_eq!(call("turnstile.kv_cas", set("second", cas)), stored(true));
+    assert_eq!(call("turnstile.kv_cas", set("third", cas)), stored(false));
+    assert_eq!(call("turnstile.kv_entry", "k".into()).unwrap()["value"], "second");
+}
+
+#[test]
 fn functions_answer() {
     for function in FUNCTIONS {
         let answer = env(Phase::Route).call_foreign(function.name, function.sample).map(|_| ());
-        let wanted = if function.name == "turnstile.kv_get" { Err(Status::NotFound) } else { Ok(()) };
+        let reads = matches!(function.name, "turnstile.kv_get" | "turnstile.kv_entry");
+        let wanted = if reads { Err(Status::NotFound) } else { Ok(()) };
         assert_eq!(answer, wanted, "{}", function.name);
     }
     assert_eq!(env(Phase::Route).call_foreign("turnstile.other", b"").map(|_| ()), Err(Status::NotFound));

@@ -1,4 +1,4 @@
-//! Where `turnstile.kv_get` and `turnstile.kv_cas` read and write.
+//! Where `turnstile.kv_get`, `turnstile.kv_entry` and `turnstile.kv_cas` read and write.
 
 use super::env::PolicyStore;
 use std::sync::Arc;

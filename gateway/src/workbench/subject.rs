@@ -17,6 +17,8 @@ use turnstile_plugins::{
     RuntimeOptions, SharedState,
 };
 
+/// How long a callback may take, ms: long enough for a slow one on a busy machine, and an end to one that never returns.
+const CALLBACK_DEADLINE_MS: u64 = 2_000;
 /// Log lines that are kept.
 const MAX_LINES: usize = 1_000;
 
@@ -120,6 +122,8 @@ impl Subject {
             PluginSpec::new(self.name.as_str(), Arc::clone(&self.wasm)).with_configuration(self.configuration.clone());
         spec.root_id.clone_from(&self.root_id);
         spec.stub_unknown_imports = self.stub_unknown_imports;
+        // Wall time, and the machine of a tool may be a busy one.
+        spec.limits.callback_deadline_ms = CALLBACK_DEADLINE_MS;
         // A tool takes a module for what it says it is.
         spec.dialect = inspection.abi.map(AbiVersion::dialect).unwrap_or_default();
         let started = Instant::now();

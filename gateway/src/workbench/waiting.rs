@@ -2,12 +2,16 @@
 //! for a clock.
 
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 use turnstile_plugins::{Effects, Lent, Plugin, Stream, StreamEnv};
 
 /// How much time passes at a time while a plugin waits, ms.
 const STEP_MS: u64 = 10;
 /// The longest wait, ms, for a plugin that asks again and again.
 const LONGEST_WAIT_MS: u64 = 3_600_000;
+
+/// How long ticks and replies may work for plugins that wait: each is bounded, and there may be very many.
+const LONGEST_WORK: Duration = Duration::from_secs(20);
 
 /// Who answers a plugin's calls.
 pub trait Answers {
@@ -28,6 +32,9 @@ pub struct Waiting<'a> {
     pub longest_ms: u64,
     /// Time since the beginning, ms.
     pub now_ms: u64,
+    /// How long it may really take, beside the time that is only counted.
+    real: Duration,
+    began: Instant,
 }
 
 /// How long one pause has lasted.
@@ -41,7 +48,14 @@ pub struct Patience {
 impl<'a> Waiting<'a> {
     /// A plugin at the beginning of time.
     pub fn new(plugin: &'a Plugin, answers: &'a dyn Answers, pause_ms: u64) -> Self {
-        Self { plugin, answers, pause_ms, longest_ms: LONGEST_WAIT_MS, now_ms: 0 }
+        let (real, began) = (LONGEST_WORK, Instant::now());
+        Self { plugin, answers, pause_ms, longest_ms: LONGEST_WAIT_MS, now_ms: 0, real, began }
+    }
+
+    /// The same, with so much real time for what the plugin does meanwhile.
+    #[cfg(test)]
+    pub fn within(self, real: Duration) -> Self {
+        Self { real, ..self }
     }
 
     /// The same at a later time, for a plugin that has had ticks before.
@@ -54,13 +68,19 @@ impl<'a> Waiting<'a> {
     /// was asked for the stream.
     ///
     /// # Errors
-    /// The instance that holds the stream is gone.
+    /// The instance that holds the stream is gone, or its callbacks have taken too long altogether.
     pub fn listen<E: StreamEnv>(
         &self,
         stream: &mut Stream,
         env: &mut Lent<E>,
         ticks: bool,
     ) -> Result<(bool, Effects), String> {
+        if self.began.elapsed() > self.real {
+            return Err(format!(
+                "it paused, and its ticks and replies have taken more than {} s since",
+                self.real.as_secs()
+            ));
+        }
         let (asked, mut effects) = {
             let parked = env.park();
             let polled = stream.poll_effects(&mut Context::from_waker(Waker::noop()), parked.berth());
@@ -101,5 +121,36 @@ impl Patience {
     /// How long it has lasted, ms.
     pub fn waited_ms(&self, waiting: &Waiting<'_>) -> u64 {
         waiting.now_ms - self.began_ms
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::workbench::arguments::GivenArgs;
+    use crate::workbench::filter::callees::Callees;
+    use crate::workbench::subject::{Subject, runtime};
+    use turnstile_plugins::HttpEnv;
+
+    #[test]
+    fn what_ticks_and_replies_really_take_is_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("pauses.wat");
+        let module = r#"(module (memory (export "memory") 1)
+            (func (export "proxy_abi_version_0_2_1"))
+            (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 0))
+            (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 1)))"#;
+        std::fs::write(&file, wat::parse_str(module).unwrap()).unwrap();
+        let subject = Subject::read(&file, &GivenArgs::default()).unwrap();
+        let started = subject.start_among(&runtime(None).unwrap(), Callees::default()).unwrap();
+        let mut env = Lent::new(HttpEnv::default());
+        let mut stream = started.plugin.open_stream(0);
+        stream.on_request_headers(&mut env, true).unwrap();
+        let nobody = Callees::default();
+        let waiting = Waiting::new(&started.plugin, &nobody, 30_000);
+        assert!(waiting.listen(&mut stream, &mut env, true).is_ok());
+        let error = waiting.within(Duration::ZERO).listen(&mut stream, &mut env, true).unwrap_err();
+        assert!(error.starts_with("it paused, and its ticks and replies have taken more than"), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::higress::{probe, said};
 use serde_json::{Value, json};
+use turnstile_sim::{Fault, FaultKind, Place};
 use turnstile_tests::harness::{
     Answer, CHAT, Flood, Guest, PluginText, Request, Rig, Setup, WorkerExt, built_in, chat, chat_stream, logs, module,
     send, until,
@@ -154,6 +155,85 @@ async fn an_answer_that_went_past_a_filter_is_known_at_its_end() {
         .collect();
     assert!(told.ends_with(&shown), "{told}, not {shown}");
     assert!(kind.ends_with("= OK application/json"), "{kind}");
+}
+
+/// A filter without callbacks for answers, which acts for other streams: it has ticks. The header `x-trap` makes it trap.
+fn request_side() -> Guest {
+    Guest::new(
+        r#"(data (i32.const 100) "x-trap")
+           (func (export "proxy_on_configure") (param i32 i32) (result i32) (drop (call $set_tick (i32.const 1000))) (i32.const 1))
+           (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
+             (if (i32.eqz (call $get_header (i32.const 0) (i32.const 100) (i32.const 6) (i32.const 200) (i32.const 204)))
+               (then (unreachable)))
+             (i32.const 0))"#,
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_does_not_need_filters_that_would_not_be_shown_it() {
+    let guest = request_side();
+    let filter = PluginText::new("request-side", "request-side.wasm", "filter").key("instances = 1");
+    let rig = with(&[filter]).file("request-side.wasm", guest.wasm()).sim(|c| c.speed = 5.0).start().await;
+    let mut body = chat_stream("[[sim:tokens=200]]");
+    body["max_tokens"] = json!(200);
+    let mut running = rig.begin(&Request::json(CHAT, &body)).await;
+    until("it is answered", async || rig.worker().engine_requests() == 1).await;
+    let trapped = rig.send(&Request::json(CHAT, &chat("Hello")).header("x-trap", "1")).await;
+    assert_eq!(trapped.status, 500);
+    let answer = running.answer().await;
+    assert_eq!((answer.status, answer.complete), (200, true));
+    assert_eq!(answer.events().last().unwrap(), "[DONE]");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_filters_have_not_seen_is_replaced_by_another_workers() {
+    let guest = Guest::on_request(
+        "(drop (call $get_shared (i32.const 100) (i32.const 1) (i32.const 200) (i32.const 204) \
+                                   (i32.const 208)))",
+    );
+    let filter = PluginText::new("request-only", "request-only.wasm", "filter");
+    let setup = with(&[filter]).file("request-only.wasm", guest.wasm()).workers(2).pool("default", "", &[0, 1]);
+    let rig = setup.start().await;
+    rig.workers[0].faults().add(Fault::always(FaultKind::Cut(Place::Body(10))));
+    let mut attempts = 0;
+    for session in 0..8 {
+        let answer = rig.send(&Request::json(CHAT, &chat("Hello")).header("x-session-id", &session.to_string())).await;
+        assert_eq!((answer.status, answer.complete), (200, true), "{}", answer.text());
+        attempts += rig.record_of(&answer).await["attempts"].as_u64().unwrap();
+    }
+    assert!(attempts > 8, "one of them went to the other worker first");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_a_filter_has_made_bodiless_ends_at_once() {
+    logs();
+    let worker = Flood::start().await;
+    for (status, name) in [(204, "none-204"), (304, "none-304")] {
+        let program = format!("on response_headers\n  - replace_header_map_value response_headers :status {status}\n");
+        let rig = with(&[probe(name, &program)]).workers(0).external(worker.url()).start().await;
+        let mut connection = rig.connect().await;
+        for _ in 0..2 {
+            connection.send(&Request::json(CHAT, &chat_stream("Hello"))).await;
+            let answer = connection.answer().await;
+            assert_eq!((answer.status, answer.complete, answer.body.len()), (status, true, 0));
+            assert_eq!((answer.header("content-length"), answer.header("transfer-encoding")), (None, None));
+            assert_eq!(rig.record_of(&answer).await["end"], "plugin_end");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn filters_read_who_has_answered() {
+    logs();
+    let program = "on log\n  get_property response.code_details\n";
+    let rig = with(&[probe("details", program)]).pool("default", "models = [\"sim\"]", &[0]).start().await;
+    assert_eq!(rig.post(CHAT, &chat("Hello")).await.status, 200);
+    let answer = rig.post(CHAT, &json!({"model": "other", "messages": [{"role": "user", "content": "Hello"}]})).await;
+    assert_eq!((answer.status, &answer.error()["code"]), (404, &json!("model_not_found")));
+    until("two log callbacks", async || said("details").len() == 2).await;
+    let wanted =
+        ["via_upstream", "model_not_found"].map(|code| format!("> get_property response.code_details = OK {code}"));
+    assert_eq!(said("details"), wanted);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -300,8 +300,15 @@ pub const FUNCTIONS: &[Function] = &[
     },
     Function { name: "turnstile.kv_get", argument: "key", result: "value; NOT_FOUND", sample: b"key" },
     Function {
+        name: "turnstile.kv_entry",
+        argument: "key",
+        result: "JSON {\"value\", \"cas\"}: the value as text, and its number for `turnstile.kv_cas`; NOT_FOUND",
+        sample: b"key",
+    },
+    Function {
         name: "turnstile.kv_cas",
-        argument: "JSON {\"key\", \"value\", \"cas\"} (texts; `cas` 0 or absent: whatever is there)",
+        argument: "JSON {\"key\", \"value\", \"cas\"} (two texts and a number; `cas` as `turnstile.kv_entry` gave it: only if \
+                   nobody has written since; 0 or absent: whatever is there)",
         result: "JSON {\"stored\": boolean}",
         sample: br#"{"key": "key", "value": "value"}"#,
     },
