@@ -31,6 +31,7 @@ mod named_upstream;
 mod node;
 mod plugin;
 mod plugin_configuration;
+mod plugin_source;
 mod pool;
 mod problem;
 mod reference;
@@ -55,10 +56,9 @@ pub use header_name::HeaderName;
 pub use listener::{Admin, Listener};
 pub use logging::{AccessLog, Level, LogFormat, Logging, State};
 pub use named_upstream::NamedUpstream;
-pub use plugin::{
-    BuiltIn, Dialect, Given, Isolation, ModuleUrl, OnError, Phase, Plugin, PluginEvent, PluginSource, SecretHeader,
-};
+pub use plugin::{Dialect, Given, Isolation, OnError, Phase, Plugin, PluginEvent, SecretHeader};
 pub use plugin_configuration::PluginConfiguration;
+pub use plugin_source::{BuiltIn, ModuleUrl, PluginSource};
 pub use pool::{Pool, Worker, WorkerUrl};
 pub use problem::{Errors, Problem};
 pub use reference::reference;

@@ -6,13 +6,15 @@
 
 mod env;
 mod events;
+mod held;
 mod injected;
 mod request;
 mod response;
+mod response_head;
 
-pub use env::FilterEnv;
-pub use env::PlacedAt;
 use env::UpstreamConnection;
+pub use env::{FilterEnv, PlacedAt};
+use held::{HeldPart, joined};
 pub use response::ChunkFilter;
 
 use crate::errors::{Kind, Refusal};
@@ -20,7 +22,6 @@ use crate::gateway::Gateway;
 use crate::generation::Generation;
 use crate::higress::{Hosts, Wanted};
 use crate::policy::RequestHead;
-use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, header};
 use pingora_core::protocols::http::client::HttpSession;
 use std::borrow::Cow;
@@ -102,43 +103,6 @@ enum BodyPause {
     Drop,
     /// The filter has paused at the head, and gets the body all the same.
     GoesOn,
-}
-
-/// What a filter that has paused holds of a body.
-#[derive(Clone, Debug, Default)]
-struct HeldPart {
-    bytes: BytesMut,
-    /// It is shown again with what comes.
-    shown: bool,
-    /// It is as much as may be held: nothing more is read.
-    full: bool,
-}
-
-impl HeldPart {
-    /// What goes before a new piece unseen, and the piece as the filter sees it.
-    fn meets(self, piece: Bytes) -> (BytesMut, Bytes) {
-        match self.shown {
-            true => (BytesMut::new(), joined(self.bytes, piece)),
-            false => (self.bytes, piece),
-        }
-    }
-
-    /// What a filter holds once callbacks have seen it and left these bytes of it.
-    fn seen(part: Option<Self>, bytes: BytesMut) -> Option<Self> {
-        match part {
-            Some(part) => Some(Self { bytes, ..part }),
-            None => (!bytes.is_empty()).then_some(Self { bytes, shown: true, full: false }),
-        }
-    }
-}
-
-/// Two parts of a body.
-fn joined(mut first: BytesMut, second: Bytes) -> Bytes {
-    if first.is_empty() {
-        return second;
-    }
-    first.extend_from_slice(&second);
-    first.freeze()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
