@@ -21,7 +21,7 @@ use crate::errors::{Kind, Refusal};
 use crate::gateway::Gateway;
 use crate::generation::Generation;
 use crate::higress::{Hosts, Wanted};
-use crate::policy::RequestHead;
+use crate::policy::{ChainPlugin, RequestHead};
 use http::{HeaderMap, HeaderValue, header};
 use pingora_core::protocols::http::client::HttpSession;
 use std::borrow::Cow;
@@ -115,7 +115,7 @@ impl FilterRun {
     /// Contexts for all filters, not yet entered.
     pub fn new(gateway: &Gateway, generation: &Arc<Generation>, mut env: FilterEnv) -> Self {
         env.hosts = Some(Hosts::new(Arc::clone(&gateway.fleet), Arc::clone(generation)));
-        let higress = |c: &crate::policy::ChainPlugin| c.plugin.spec().dialect == Dialect::Higress;
+        let higress = |c: &ChainPlugin| c.plugin.spec().dialect == Dialect::Higress;
         if generation.chain.iter().any(higress)
             && let Ok(id) = HeaderValue::from_str(&env.head.request_id)
         {
@@ -123,7 +123,7 @@ impl FilterRun {
             env.request.fields.fields_mut().insert("x-request-id", id);
         }
         let shard = gateway.next_shard();
-        let open = |c: &crate::policy::ChainPlugin| (c.phase == Phase::Filter).then(|| c.plugin.open_stream(shard));
+        let open = |c: &ChainPlugin| (c.phase == Phase::Filter).then(|| c.plugin.open_stream(shard));
         let streams: Vec<_> = generation.chain.iter().map(open).collect();
         Self {
             deaf: vec![false; streams.len()],
@@ -218,12 +218,8 @@ impl FilterRun {
     fn wants(&self, at: usize, callback: Callback) -> bool {
         use Callback::{ResponseBody, ResponseHeaders, ResponseTrailers};
         let of_answers = matches!(callback, ResponseHeaders | ResponseBody | ResponseTrailers);
-        self.streams.get(at).is_some_and(Option::is_some)
-            && self
-                .generation
-                .chain
-                .get(at)
-                .is_some_and(|c| c.plugin.exports(callback) && !(of_answers && c.ignores_answers))
+        let has = |c: &ChainPlugin| c.plugin.exports(callback) && !(of_answers && c.ignores_answers);
+        self.streams.get(at).is_some_and(Option::is_some) && self.generation.chain.get(at).is_some_and(has)
     }
 
     /// Whether a filter has any callback for answers.
@@ -234,8 +230,8 @@ impl FilterRun {
 
     /// Whether the worker's answer has to pass them. It goes past those that could do nothing about it, at no cost.
     pub fn take_part_in_answer(&self) -> bool {
-        let entered = self.streams.iter().zip(self.generation.chain.iter()).take(self.entered);
-        entered.into_iter().any(|(slot, c)| slot.is_some() && c.takes_part_in_answers())
+        let mut entered = self.streams.iter().zip(self.generation.chain.iter()).take(self.entered);
+        entered.any(|(slot, c)| slot.is_some() && c.takes_part_in_answers())
     }
 
     /// The answer goes past them: what is to be known of it at the end.
@@ -327,7 +323,7 @@ impl FilterRun {
 
     /// Whether callbacks of other contexts may ever ask something of a filter that is there.
     fn may_be_asked(&self) -> bool {
-        let acts = |(slot, c): (&Option<Stream>, &crate::policy::ChainPlugin)| slot.is_some() && c.plugin.acts_apart();
+        let acts = |(slot, c): (&Option<Stream>, &ChainPlugin)| slot.is_some() && c.plugin.acts_apart();
         self.streams.iter().zip(self.generation.chain.iter()).any(acts)
     }
 
