@@ -397,8 +397,9 @@ impl Metrics {
             )?,
             shadow_decisions: b.counter(
                 "turnstile_shadow_decisions_total",
-                "Decisions of shadows, by what they are about (worker, order, session; answer: in a worker's place; fault: it \
-                 failed) and result: same as what was done, or other",
+                "Decisions of shadows, by what they are about (worker, order, session, or the name of one that stands for \
+                 itself, such as prefill; answer: in a worker's place; fault: it failed) and result: same as what was done, or \
+                 other",
                 &["plugin", "about", "result"],
             )?,
             shadow_cost_ms,

@@ -84,24 +84,34 @@ pub struct Shadowed {
 
 /// What a policy has written about, be it what stood there before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spoken {
-    /// Where the turn goes.
-    pub workers: bool,
-    /// Its place in the queue.
-    pub order: bool,
-    /// Its session.
-    pub session: bool,
-}
+pub struct Spoken([bool; Decision::NAMES.len()]);
 
 impl Spoken {
     fn note(&mut self, name: &str) {
         let name = name.strip_prefix("turnstile.").unwrap_or(name);
-        match name.split_once('.') {
-            Some(("route", "target" | "exclude")) => self.workers = true,
-            Some(("queue", _)) => self.order = true,
-            Some(("session", _)) => self.session = true,
-            _ => {}
+        for (spoken, known) in self.0.iter_mut().zip(Decision::NAMES) {
+            *spoken |= name == known;
         }
+    }
+
+    /// The names of the decisions that it has written.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        Decision::NAMES.into_iter().zip(self.0).filter(|(_, spoken)| *spoken).map(|(name, _)| name)
+    }
+
+    /// Whether it has written anything about where the turn goes.
+    pub fn of_workers(self) -> bool {
+        self.names().any(|name| matches!(name, "route.target" | "route.exclude"))
+    }
+
+    /// Whether it has written anything about its place in the queue.
+    pub fn of_order(self) -> bool {
+        self.names().any(|name| name.starts_with("queue."))
+    }
+
+    /// Whether it has written anything about its session.
+    pub fn of_session(self) -> bool {
+        self.names().any(|name| name.starts_with("session."))
     }
 }
 

@@ -3,12 +3,17 @@
 use super::env::Spoken;
 use crate::metrics::Metrics;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use turnstile_config::Phase;
 use turnstile_fleet::decision::{DecideOptions, Decision, RouteInput};
 use turnstile_fleet::ids::WorkerId;
 use turnstile_fleet::session::SessionAction;
 use turnstile_plugins::{Fault, LocalResponse};
+
+/// Decisions that are compared as they were written.
+const ALONE: [&str; 7] =
+    ["queue.deadline_ms", "queue.flow", "session.key", "session.ttl_s", "session.mode", "prefill", "engine.priority"];
 
 /// What a shadow decided when it was asked.
 pub struct Opinion {
@@ -56,6 +61,9 @@ pub struct Difference {
     /// The session action it would have taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<&'static str>,
+    /// Of the decisions that stand for themselves, what it would have decided, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub decisions: BTreeMap<&'static str, String>,
     /// The status it would have answered with in a worker's place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answer: Option<u16>,
@@ -80,6 +88,7 @@ impl Opinion {
             cost_ms: None,
             order: None,
             session: None,
+            decisions: BTreeMap::new(),
             answer: None,
             failed: None,
         };
@@ -106,24 +115,37 @@ impl Opinion {
                 metrics.shadow_cost_ms.with_label_values(&[plugin, direction]).inc_by(more.abs());
             }
         }
-        if applied.phase == Phase::Admit && self.spoken.order {
+        if applied.phase == Phase::Admit && self.spoken.of_order() {
             let (mine, done) = (order(&self.after, applied.builtin), order(applied.decision, applied.builtin));
             count("order", result(mine == done));
             difference.order = (mine != done).then_some(mine);
         }
-        if self.spoken.session {
+        if self.spoken.of_session() {
             let (mine, done) = (session(&self.after, applied.builtin), session(applied.decision, applied.builtin));
             count("session", result(mine == done));
             difference.session = (mine != done).then_some(mine);
         }
-        let differs = difference.worker.is_some() || difference.order.is_some() || difference.session.is_some();
+        for name in self.spoken.names().filter(|name| ALONE.contains(name)) {
+            let Some(mine) = self.after.read(name) else { continue };
+            let same = applied.decision.read(name).or_else(|| applied.builtin.read(name)).as_ref() == Some(&mine);
+            count(name, result(same));
+            if !same {
+                // These name clients: the log tells of them as hashes only.
+                let names_clients = matches!(name, "session.key" | "queue.flow");
+                difference.decisions.insert(name, if names_clients { "another".to_owned() } else { mine });
+            }
+        }
+        let differs = difference.worker.is_some()
+            || difference.order.is_some()
+            || difference.session.is_some()
+            || !difference.decisions.is_empty();
         differs.then_some(difference)
     }
 
     /// The worker it would have come to, and the one that was chosen. Nothing if it said nothing about workers.
     fn workers(&self, applied: &Applied<'_>) -> Option<(Option<WorkerId>, Option<WorkerId>)> {
         let (input, options) = applied.route?;
-        if !self.spoken.workers {
+        if !self.spoken.of_workers() {
             return None;
         }
         let mut mine = self.after.clone();

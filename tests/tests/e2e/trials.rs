@@ -89,6 +89,42 @@ async fn a_shadow_changes_nothing_and_is_told_apart_everywhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_else_a_shadow_decides_is_compared_name_by_name() {
+    let stable = writing(&[("session.action", "bind"), ("session.mode", "affinity"), ("engine.priority", "3")]);
+    let idea = writing(&[
+        ("session.action", "bind"),
+        ("session.mode", "affinity"),
+        ("session.key", "of a client"),
+        ("engine.priority", "7"),
+        ("prefill", "on"),
+    ]);
+    let queue = writing(&[("queue.flow", "of a client"), ("queue.deadline_ms", "1500")]);
+    let plugins = chain(&[
+        policy("stable", "route", ""),
+        policy("idea", "route", "shadow = true"),
+        policy("queue", "admit", "shadow = true"),
+    ]);
+    let setup = Setup::new().plugins(&plugins).file("stable.wasm", stable.wasm());
+    let rig = setup.file("idea.wasm", idea.wasm()).file("queue.wasm", queue.wasm()).start().await;
+    let mut body = chat("Hello");
+    body["nvext"] = json!({"session_control": {"session_id": "s"}});
+    let answer = rig.explain(CHAT, &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let record = rig.record_of(&answer).await;
+    let of = |name: &str| {
+        let shadows = record["shadows"].as_array().unwrap();
+        shadows.iter().find(|s| s["plugin"] == name).unwrap()["decisions"].clone()
+    };
+    assert_eq!(of("idea"), json!({"session.key": "another", "engine.priority": "7", "prefill": "on"}));
+    assert_eq!(of("queue"), json!({"queue.flow": "another", "queue.deadline_ms": "1500"}));
+    for (about, result) in [("session.mode", "same"), ("engine.priority", "other"), ("queue.flow", "other")] {
+        let labels = [("about", about), ("result", result)];
+        assert_eq!(rig.metric("turnstile_shadow_decisions_total", &labels).await, 1.0, "{about}");
+    }
+    assert!(!record.to_string().contains("of a client"), "{record}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_shadow_that_agrees_is_counted_and_not_logged() {
     let same = writing(&[("route.target", "#1")]);
     let plugins = chain(&[
