@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::{
     BuiltIn, ByteSize, HeaderName, Network, PluginSource, UpstreamUrl, WorkerUrl, admission::NONE, listener::OFF,
-    plugin::NotAPluginSource,
+    plugin_source::NotAPluginSource,
 };
 
 /// What is wrong with a text, and what was probably meant.
