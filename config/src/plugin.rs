@@ -174,6 +174,12 @@ pub struct Given {
     pub hostcalls: Option<Vec<String>>,
     /// Headers that it sees all the same.
     pub secret_headers: Vec<SecretHeader>,
+    /// Which callbacks of answers come.
+    pub response: bool,
+    /// Which events it is told.
+    pub events: Vec<PluginEvent>,
+    /// What requests share.
+    pub isolation: Isolation,
 }
 
 /// Which host a plugin was made for.
@@ -391,6 +397,9 @@ impl Plugin {
             timeouts_ms: (self.callback_timeout_ms, self.configure_timeout_ms),
             hostcalls: self.hostcalls.clone(),
             secret_headers: self.secret_headers.clone(),
+            response: self.response,
+            events: self.events.clone(),
+            isolation: self.isolation,
         }
     }
 }

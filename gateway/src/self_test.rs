@@ -116,11 +116,14 @@ impl Trial<'_> {
             Err(end) => return self.ended(&end),
         };
         passage.env.exchange.request.seal();
+        let mut head = ResponseMap::new(status, message.headers.clone());
         if !self.plugin.response {
-            // Answers go past it.
+            // Answers go past it, and are known at the end.
+            head.seal();
+            passage.env.exchange.response = Some(head);
             return passage.finish().1;
         }
-        passage.env.exchange.response = Some(ResponseMap::new(status, message.headers.clone()));
+        passage.env.exchange.response = Some(head);
         let passed = passage.half(Side::Response, &message).and_then(|()| passage.answer_calls(Side::Response));
         match passed {
             // The answer is made up, so a filter may have reasons to give another one.

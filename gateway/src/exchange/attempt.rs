@@ -237,7 +237,7 @@ impl<'a, 'b> Attempt<'a, 'b> {
         let worker_ttft_ms = started.elapsed().as_secs_f64() * 1e3;
         exchange.record.ttft_ms = Some(ttft_ms);
         // A stream gets no length: when it breaks off, the client has to see that its end is missing.
-        self.filtered = exchange.filters.as_ref().is_some_and(FilterRun::take_part_in_answer);
+        self.filtered = exchange.filters.as_mut().is_some_and(FilterRun::take_part_in_answer);
         let filtered = self.filtered;
         let exact =
             !streams(&opened.head) && opened.observer.as_ref().is_none_or(|o| !o.may_change_length()) && !filtered;
@@ -302,7 +302,10 @@ impl<'a, 'b> Attempt<'a, 'b> {
         }
         drop(filter);
         if let (Some(filters), false) = (&mut self.progress.exchange.filters, filtered) {
-            filters.body_passed_by(relayed.body_bytes, &relayed.trailers);
+            match relayed.committed {
+                true => filters.body_passed_by(relayed.body_bytes, &relayed.trailers),
+                false => filters.loses_answer(),
+            }
         }
         if relayed.committed
             && let Some(status) = self.progress.exchange.filters.as_ref().and_then(FilterRun::status)

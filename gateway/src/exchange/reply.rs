@@ -90,9 +90,15 @@ impl Reply {
                 }
                 match verdict {
                     FilterVerdict::Go => {}
-                    FilterVerdict::Answer(response) => self = Self::plugin(&response)?,
+                    FilterVerdict::Answer(response) => {
+                        filters.answers_locally(response.details.clone());
+                        self = Self::plugin(&response)?;
+                    }
                     FilterVerdict::Failed(refusal) if refusal.kind == Kind::ClientGone => return Ok(Connection::Cut),
-                    FilterVerdict::Failed(refusal) => self = Self::refusal(&refusal, protocol)?.readable_by(client)?,
+                    FilterVerdict::Failed(refusal) => {
+                        filters.answers_locally(refusal.kind.row().code);
+                        self = Self::refusal(&refusal, protocol)?.readable_by(client)?;
+                    }
                     FilterVerdict::Close => {
                         exchange.record.end = "plugin_close";
                         return Ok(Connection::Cut);

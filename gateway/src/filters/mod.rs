@@ -71,6 +71,8 @@ pub struct FilterRun {
     ends_with_head: bool,
     /// Those that failed in an event, by position in the chain: they hear of no more.
     deaf: Vec<bool>,
+    /// Those with calls under way when the answer began, by position in the chain.
+    asking: Vec<bool>,
     /// How the answer is framed for the client.
     framing: Option<HeaderValue>,
     /// Filters have changed the head of the answer since [`FilterRun::response_headers`].
@@ -127,6 +129,7 @@ impl FilterRun {
         let streams: Vec<_> = generation.chain.iter().map(open).collect();
         Self {
             deaf: vec![false; streams.len()],
+            asking: Vec::new(),
             generation: Arc::clone(generation),
             env: Lent::new(env),
             streams,
@@ -222,16 +225,32 @@ impl FilterRun {
         self.streams.get(at).is_some_and(Option::is_some) && self.generation.chain.get(at).is_some_and(has)
     }
 
-    /// Whether a filter has any callback for answers.
-    fn is_shown_answers(&self, at: usize) -> bool {
+    /// Whether a filter may still have a say about an answer: in a callback for it, in an event, or in a reply that it waited
+    /// for when the answer began.
+    fn may_judge(&self, at: usize) -> bool {
         use Callback::{ResponseBody, ResponseHeaders, ResponseTrailers};
-        [ResponseHeaders, ResponseBody, ResponseTrailers].into_iter().any(|callback| self.wants(at, callback))
+        let hears = self.generation.chain.get(at).is_some_and(|c| !c.events.is_empty());
+        let asks = self.asking.get(at).is_some_and(|asking| *asking);
+        hears || asks || [ResponseHeaders, ResponseBody, ResponseTrailers].into_iter().any(|c| self.wants(at, c))
     }
 
-    /// Whether the worker's answer has to pass them. It goes past those that could do nothing about it, at no cost.
-    pub fn take_part_in_answer(&self) -> bool {
-        let mut entered = self.streams.iter().zip(self.generation.chain.iter()).take(self.entered);
+    /// Whether the worker's answer, which begins now, has to pass them. It goes past those that could do nothing about it, at no
+    /// cost.
+    pub fn take_part_in_answer(&mut self) -> bool {
+        let (streams, chain) = (&self.streams, &self.generation.chain);
+        let asks = |(slot, c): (&Option<Stream>, &ChainPlugin)| {
+            c.plugin.acts_apart() && slot.as_ref().is_some_and(Stream::has_calls)
+        };
+        self.asking = streams.iter().zip(chain.iter()).map(asks).collect();
+        let mut entered = streams.iter().zip(chain.iter()).take(self.entered);
         entered.any(|(slot, c)| slot.is_some() && c.takes_part_in_answers())
+    }
+
+    /// The answer that has begun does not reach the client.
+    pub fn loses_answer(&mut self) {
+        self.answered = false;
+        self.env.response = None;
+        self.env.response_size = 0;
     }
 
     /// The answer goes past them: what is to be known of it at the end.
@@ -356,9 +375,10 @@ impl FilterRun {
     fn asked(&mut self, side: Side, waits: bool, at: usize, effects: Result<Effects, Box<Fault>>) -> Asked {
         let effects = match effects {
             Ok(effects) => effects,
-            // One that would not have been shown any more is not missed.
-            Err(fault) if side == Side::Response && !waits && !self.is_shown_answers(at) => {
-                tracing::debug!(at, kind = %fault.kind, message = %fault.message, "filter lost beside an answer");
+            // One that could not have said any more is not missed.
+            Err(fault) if side == Side::Response && !waits && !self.may_judge(at) => {
+                let plugin = self.generation.chain.get(at).map_or("", |c| &*c.name);
+                tracing::info!(plugin, kind = %fault.kind, message = %fault.message, "filter lost beside an answer");
                 if let Some(slot) = self.streams.get_mut(at) {
                     *slot = None;
                 }

@@ -432,7 +432,8 @@ impl TurnPolicies {
     /// What the turn's end says about canaries, and about those that they stand in for.
     fn account(&mut self) {
         let Some(end) = self.env.end() else { return };
-        let Some(ttft_ms) = end.ttft_ms else { return };
+        // One that failed or broke off has no tokens to tell of.
+        let Some(ttft_ms) = end.ttft_ms.filter(|_| end.status < 400 && end.completion_tokens.is_some()) else { return };
         let prompt = end.prompt_tokens.zip(end.cached_tokens).map(|(all, cached)| PromptTokens { all, cached });
         let shown = Shown { prompt, ttft_ms };
         for (at, by_canary) in self.sides.clone() {

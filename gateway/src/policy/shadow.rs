@@ -126,13 +126,18 @@ impl Opinion {
             difference.session = (mine != done).then_some(mine);
         }
         for name in self.spoken.names().filter(|name| ALONE.contains(name)) {
-            let Some(mine) = self.after.read(name) else { continue };
-            let same = applied.decision.read(name).or_else(|| applied.builtin.read(name)).as_ref() == Some(&mine);
+            if (applied.phase == Phase::Admit) != name.starts_with("queue.") {
+                // What the other phase decides may still come to the same.
+                continue;
+            }
+            let mine = self.after.read(name).or_else(|| applied.builtin.read(name));
+            let same = applied.decision.read(name).or_else(|| applied.builtin.read(name)) == mine;
             count(name, result(same));
             if !same {
                 // These name clients: the log tells of them as hashes only.
                 let names_clients = matches!(name, "session.key" | "queue.flow");
-                difference.decisions.insert(name, if names_clients { "another".to_owned() } else { mine });
+                let mine = if names_clients { Some("another".to_owned()) } else { mine };
+                difference.decisions.insert(name, mine.unwrap_or_else(|| "-".to_owned()));
             }
         }
         let differs = difference.worker.is_some()

@@ -26,14 +26,19 @@ pub struct ShadowStore {
     pub beneath: Arc<dyn PolicyStore>,
 }
 
+/// Marks the versions of a shadow's own data: both stores count from 1.
+const OWN: u64 = 1 << 32;
+
 impl PolicyStore for ShadowStore {
     fn get(&self, key: &[u8]) -> Option<(Vec<u8>, u64)> {
-        self.own.get(key).or_else(|| self.beneath.get(key))
+        let own = self.own.get(key).map(|(value, version)| (value, version | OWN));
+        own.or_else(|| self.beneath.get(key))
     }
 
     fn compare_and_set(&self, key: &[u8], value: &[u8], version: u64) -> bool {
         if self.own.get(key).is_some() {
-            return self.own.compare_and_set(key, value, version);
+            let is_own = version == 0 || version & OWN != 0;
+            return is_own && self.own.compare_and_set(key, value, version & !OWN);
         }
         // Its first write of a key: the version it knows is everybody's.
         let known = self.beneath.get(key).map_or(0, |(_, version)| version);
@@ -59,7 +64,8 @@ mod tests {
         assert!(!shadow.compare_and_set(b"k", b"mine", version + 1), "not the version that is there");
         assert!(shadow.compare_and_set(b"k", b"mine", version));
         assert_eq!((value(&shadow), value(&*all)), (Some(b"mine".to_vec()), Some(b"theirs".to_vec())));
-        // From now on its own version counts.
+        // From now on its own version counts, and that of the others does not, whatever its number.
+        assert!(!shadow.compare_and_set(b"k", b"stale", version));
         let (_, version) = shadow.get(b"k").unwrap_or_default();
         assert!(!shadow.compare_and_set(b"k", b"late", version + 7));
         assert!(shadow.compare_and_set(b"k", b"again", version));

@@ -165,24 +165,27 @@ fn request_side() -> Guest {
            (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
              (if (i32.eqz (call $get_header (i32.const 0) (i32.const 100) (i32.const 6) (i32.const 200) (i32.const 204)))
                (then (unreachable)))
-             (i32.const 0))"#,
+             (i32.const 0))
+           (func (export "proxy_on_foreign_function") (param i32 i32 i32))"#,
     )
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_does_not_need_filters_that_would_not_be_shown_it() {
-    let guest = request_side();
-    let filter = PluginText::new("request-side", "request-side.wasm", "filter").key("instances = 1");
-    let rig = with(&[filter]).file("request-side.wasm", guest.wasm()).sim(|c| c.speed = 5.0).start().await;
-    let mut body = chat_stream("[[sim:tokens=200]]");
-    body["max_tokens"] = json!(200);
-    let mut running = rig.begin(&Request::json(CHAT, &body)).await;
-    until("it is answered", async || rig.worker().engine_requests() == 1).await;
-    let trapped = rig.send(&Request::json(CHAT, &chat("Hello")).header("x-trap", "1")).await;
-    assert_eq!(trapped.status, 500);
-    let answer = running.answer().await;
-    assert_eq!((answer.status, answer.complete), (200, true));
-    assert_eq!(answer.events().last().unwrap(), "[DONE]");
+    // One that is told of events may judge by them.
+    for (events, complete) in [("", true), ("events = [\"tool_call\"]", false)] {
+        let filter = PluginText::new("request-side", "request-side.wasm", "filter").key("instances = 1").key(events);
+        let setup = with(&[filter]).file("request-side.wasm", request_side().wasm());
+        let rig = setup.sim(|c| c.speed = 5.0).start().await;
+        let mut body = chat_stream("[[sim:tokens=400]]");
+        body["max_tokens"] = json!(400);
+        let mut running = rig.begin(&Request::json(CHAT, &body)).await;
+        until("it is answered", async || rig.worker().engine_requests() == 1).await;
+        let trapped = rig.send(&Request::json(CHAT, &chat("Hello")).header("x-trap", "1")).await;
+        assert_eq!(trapped.status, 500);
+        let answer = running.answer().await;
+        assert_eq!((answer.status, answer.events().last().unwrap() == "[DONE]"), (200, complete), "{events}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
