@@ -5,7 +5,6 @@ use super::{Connection, Exchange};
 use crate::errors::{Kind, Refusal};
 use crate::filters::FilterVerdict;
 use crate::forward::client_gone;
-use crate::forward::relay::ResponseFilter;
 use crate::headers::is_hop_by_hop;
 use bytes::Bytes;
 use http::header;
@@ -78,7 +77,7 @@ impl Reply {
                 let gone = client_gone(client);
                 let mut verdict = filters.response_headers(&mut self.head, self.body.is_empty(), gone).await;
                 if matches!(verdict, FilterVerdict::Go) && !self.body.is_empty() {
-                    match filters.response_body().chunk(self.body.clone(), true).await {
+                    match filters.local_body(self.body.clone()).await {
                         Ok(body) => {
                             self.body = body;
                             if let Some(head) = filters.changed_response_head() {

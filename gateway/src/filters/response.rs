@@ -21,6 +21,8 @@ pub struct ChunkFilter<'a> {
     reach: usize,
     /// One that waited and goes on.
     going: Option<usize>,
+    /// The answer is no worker's: what is asked of its filters from elsewhere by now comes too late.
+    local: bool,
 }
 
 impl FilterRun {
@@ -28,7 +30,17 @@ impl FilterRun {
     pub fn response_body(&mut self) -> ChunkFilter<'_> {
         let held = vec![None; self.streams.len()];
         let reach = self.entered;
-        ChunkFilter { run: self, held, reach, going: None }
+        ChunkFilter { run: self, held, reach, going: None, local: false }
+    }
+
+    /// The whole body of an answer that the gateway or a plugin gives.
+    ///
+    /// # Errors
+    /// As of [`ResponseFilter::chunk`].
+    pub async fn local_body(&mut self, body: Bytes) -> Result<Bytes, Stop> {
+        let mut filter = self.response_body();
+        filter.local = true;
+        filter.pass(body, true).await
     }
 }
 
@@ -103,7 +115,8 @@ impl ChunkFilter<'_> {
     /// What callbacks of other contexts have asked for since, as it comes out.
     async fn catch_up(&mut self) -> Result<Bytes, Stop> {
         let mut out = BytesMut::from(self.pass_injected().await?);
-        for at in (0..self.reach).rev() {
+        let local = self.local;
+        for at in (0..self.reach).rev().take_while(|_| !local) {
             let Some(effects) = self.run.asked_apart(at) else { continue };
             let waits = self.waits(at);
             match self.run.asked(Side::Response, waits, at, Ok(effects)) {
