@@ -9,6 +9,7 @@ mod port;
 
 use crate::callouts::Destinations;
 use crate::filters::{FilterEnv, PlacedAt};
+use crate::gateway::STORE;
 use crate::generation::{Foundation, decide_options, understand_options};
 use crate::higress::Hosts;
 use crate::module_file;
@@ -143,7 +144,7 @@ impl Trial<'_> {
         let action = turn.control.action.map_or(SessionAction::None, SessionAction::from);
         let prompt_tokens = turn.prompt_tokens(config.routing.bytes_per_token);
         let facts = TurnFacts { turn: Arc::clone(&turn), prompt_tokens, action, number: 1, head: self.head() };
-        let store = SharedStore(port.shared().data.space("turnstile"));
+        let store = SharedStore(port.shared().data.space(STORE));
         let mut env = PolicyEnv::new(Arc::new(facts), None, Arc::new(store));
         env.hidden = tried.spec().hidden_headers;
 

@@ -3,6 +3,7 @@
 use super::situation::Situation;
 use super::subject::{Line, Services, Started, level_name};
 use super::trace::{Access, Traced};
+use crate::gateway::STORE;
 use crate::policy::PolicyEnv;
 use crate::policy::events::EVENT_FUNCTION;
 use crate::policy::store::SharedStore;
@@ -130,7 +131,7 @@ pub fn run(started: &Started, situation: &Situation) -> Trial {
 /// The environment that a policy gets, without a trace.
 pub fn environment(services: &Services, situation: &Situation) -> PolicyEnv {
     use turnstile_plugins::PluginServices;
-    situation.env(Arc::new(SharedStore(services.shared().data.space("turnstile"))))
+    situation.env(Arc::new(SharedStore(services.shared().data.space(STORE))))
 }
 
 /// The facts that a policy could read, those about the request, the session, the workers and the built-in's decision.
