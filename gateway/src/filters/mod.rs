@@ -228,10 +228,8 @@ impl FilterRun {
     /// Whether a filter may still have a say about an answer: in a callback for it, in an event, or in a reply that it waited
     /// for when the answer began.
     fn may_judge(&self, at: usize) -> bool {
-        use Callback::{ResponseBody, ResponseHeaders, ResponseTrailers};
-        let hears = self.generation.chain.get(at).is_some_and(|c| !c.events.is_empty());
         let asks = self.asking.get(at).is_some_and(|asking| *asking);
-        hears || asks || [ResponseHeaders, ResponseBody, ResponseTrailers].into_iter().any(|c| self.wants(at, c))
+        asks || self.generation.chain.get(at).is_some_and(|c| c.sees_answers() || !c.events.is_empty())
     }
 
     /// Whether the worker's answer, which begins now, has to pass them. It goes past those that could do nothing about it, at no

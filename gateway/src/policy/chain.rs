@@ -87,13 +87,17 @@ impl ChainPlugin {
         }
     }
 
+    /// Whether answers are shown to it, as a filter, by a callback of its own.
+    pub fn sees_answers(&self) -> bool {
+        let callbacks = [Callback::ResponseHeaders, Callback::ResponseBody, Callback::ResponseTrailers];
+        !self.ignores_answers && callbacks.iter().any(|callback| self.plugin.exports(*callback))
+    }
+
     /// Whether it may do anything about an answer, as a filter: by a callback of its own, because of an event, or from a tick, a
     /// queue or a reply.
     pub fn takes_part_in_answers(&self) -> bool {
-        let callbacks = [Callback::ResponseHeaders, Callback::ResponseBody, Callback::ResponseTrailers];
-        let sees =
-            !self.ignores_answers && (callbacks.iter().any(|c| self.plugin.exports(*c)) || self.plugin.acts_apart());
-        sees || !self.events.is_empty()
+        let acts = !self.ignores_answers && self.plugin.acts_apart();
+        self.sees_answers() || acts || !self.events.is_empty()
     }
 
     /// Whether no request depends on it alone: a shadow, or a canary.
