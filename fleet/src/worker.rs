@@ -244,12 +244,17 @@ impl WorkerView {
 /// Turns that a pool's workers could take now; without bound where nothing could be waited for, so that placement refuses
 /// the turn at once.
 pub fn room(views: &[WorkerView], limits: &LimitOptions) -> u32 {
-    let mut ready = views.iter().filter(|view| view.is_ready()).peekable();
-    if ready.peek().is_some() {
+    let ready = views.iter().filter(|view| view.is_ready());
+    if ready.clone().next().is_some() {
         return ready.fold(0, |free, view| free.saturating_add(view.free_places(limits)));
     }
-    // A worker that a start or a reload has just brought is not known to be well before its first probes: turns wait for it.
-    if views.iter().any(|view| view.state == WorkerState::Starting) { 0 } else { u32::MAX }
+    if awaited(views) { 0 } else { u32::MAX }
+}
+
+/// Whether turns wait for a worker of these, none of which takes any: one that a start or a reload has just brought is not known
+/// to be well before its first probes.
+pub fn awaited(views: &[WorkerView]) -> bool {
+    !views.iter().any(WorkerView::is_ready) && views.iter().any(|view| view.state == WorkerState::Starting)
 }
 
 /// When every worker of a pool that its probes find well is ejected, they are used all the same: a fault of all is more

@@ -360,8 +360,10 @@ impl Prepared {
         for worker in adopted.added {
             fleet.watch(worker);
         }
-        for worker in &adopted.removed {
+        // Only now: a turn that saw the old workers going and the new ones not yet would have none to go to.
+        for worker in &adopted.leaving {
             tracing::info!(worker = %worker.id, "worker removed");
+            worker.remove();
             fleet.forget(worker);
         }
         let has_filters = self.chain.iter().any(|c| c.phase == Phase::Filter);

@@ -26,9 +26,11 @@ impl Files {
                 let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
                 assert!(head.iter().any(|line| line.eq_ignore_ascii_case("accept-encoding: identity")), "{head:?}");
                 let path = line.split(' ').nth(1).unwrap().to_owned();
-                // Whoever has read enough closes early.
-                let _ = stream.write_all(&answer(&path));
+                let answer = answer(&path);
+                // Noted before the client can have its answer and look.
                 asked.lock().push(path);
+                // Whoever has read enough closes early.
+                let _ = stream.write_all(&answer);
             }
         });
         Self { base, asked }
@@ -112,8 +114,10 @@ fn bounds_hold() {
         head
     });
     assert!(error(&large.url("a")).contains("is larger than 64 MiB"));
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let refused = error(&format!("http://{closed}/a.wasm").parse().unwrap());
+    // Held and not listened on, so that nobody else can have the port.
+    let closed = tokio::net::TcpSocket::new_v4().unwrap();
+    closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let refused = error(&format!("http://{}/a.wasm", closed.local_addr().unwrap()).parse().unwrap());
     assert!(refused.to_lowercase().contains("connect"), "{refused}");
 }
 

@@ -12,7 +12,7 @@ use turnstile_fleet::decision::{Decision, Why};
 use turnstile_fleet::ids::{SessionKey, WorkerId};
 use turnstile_fleet::session::{Busy, Lease, NoSession, Outcome, SessionView, TurnEnd, WaitTicket};
 use turnstile_fleet::turn::Turn;
-use turnstile_fleet::worker::{WorkerView, fail_open};
+use turnstile_fleet::worker::{WorkerState, WorkerView, fail_open};
 use turnstile_plugins::{Fault, LocalResponse};
 
 pub use crate::deliberation::{Request, bound_of, order_input, session_input};
@@ -107,6 +107,8 @@ pub struct Choice {
     pub decision: Decision,
     /// The workers, in order of their index.
     workers: Vec<Arc<Worker>>,
+    /// The present configuration does not name the pool any more: they are those that it had.
+    pool_is_gone: bool,
     /// The workers as they were seen.
     pub views: Arc<[WorkerView]>,
     /// Tokens of the turn that each is believed to have cached.
@@ -146,11 +148,18 @@ pub fn choose(
 ) -> Result<Choice, NoPlace> {
     let turn = request.turn;
     // A turn that waited through a reload goes to the workers there are now.
-    let workers = fleet.workers_of(pool.index).unwrap_or_else(|| pool.workers.clone());
+    let now = fleet.workers_of(pool.index);
+    let pool_is_gone = now.is_none();
+    let workers = now.unwrap_or_else(|| pool.workers.clone());
     let mut held = Vec::new();
     fleet.sessions.held(workers.iter().map(|w| w.index), &mut held);
     let mut views: Vec<WorkerView> =
         workers.iter().zip(&held).map(|(worker, held)| worker.view(held.idle_rows)).collect();
+    if pool_is_gone {
+        // A turn that came before its pool went has nowhere else to go. Nobody probes these workers any more.
+        let removed = |(worker, _): &(&Arc<Worker>, _)| worker.is_removed() && !worker.is_draining();
+        workers.iter().zip(&mut views).filter(removed).for_each(|(_, view)| view.state = WorkerState::Ready);
+    }
     fail_open(&mut views, request.excluded);
     let views: Arc<[WorkerView]> = views.into();
     let bytes_per_token = fleet.bytes_per_token(&pool.name);
@@ -174,7 +183,7 @@ pub fn choose(
         _ => Kept::Unavailable,
     });
     let Scene { views, cached, session } = scene;
-    Ok(Choice { decision, workers, views, cached, matched, followed, session, wanted: kept })
+    Ok(Choice { decision, workers, pool_is_gone, views, cached, matched, followed, session, wanted: kept })
 }
 
 /// Places a turn.
@@ -195,6 +204,10 @@ pub fn place(
         again -= 1;
         let choice = choose(fleet, generation, pool, request, policies)?;
         let Some(at) = choice.decision.route.target.and_then(|target| choice.at(target)) else {
+            // A reload took them away as they were looked at: by now the pool has others.
+            if again > 0 && !choice.pool_is_gone && choice.workers.iter().any(|worker| worker.is_removed()) {
+                continue;
+            }
             return Err(NoPlace::NoWorker);
         };
         let (Some(worker), Some(seen)) = (choice.workers.get(at), choice.views.get(at)) else {
@@ -203,7 +216,8 @@ pub fn place(
         // Another turn may have taken the place that this one saw; a full worker that was chosen as such stays chosen.
         let limits = &generation.decide.limits;
         let filled = |now: &WorkerView| {
-            again > 0 && (now.at_limit(limits) && !seen.at_limit(limits) || seen.is_ready() && !now.is_ready())
+            let lost = seen.is_ready() && !now.is_ready() && !choice.pool_is_gone;
+            again > 0 && (now.at_limit(limits) && !seen.at_limit(limits) || lost)
         };
         let uncached = request.prompt_tokens.saturating_sub(choice.cached.get(at).copied().unwrap_or(0));
         if let Some(reserved) = worker.dispatch_unless(uncached, osl, seen.held_rows, filled) {
@@ -215,7 +229,8 @@ pub fn place(
     let worker = &Arc::clone(reserved.worker());
 
     let (lease, no_session) = match decided_key(generation.seed, turn, decision).map(|key| pool.session_key(key)) {
-        Some(key) if turn.route.generates() => {
+        // No session begins on a worker that nobody will find again.
+        Some(key) if turn.route.generates() && !(choice.pool_is_gone && worker.is_removed()) => {
             let first = begin(fleet, generation, request, key, decision, worker)?;
             match first {
                 // Its worker is none of this pool's any more: the session begins anew on the one decided on.

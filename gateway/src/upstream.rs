@@ -25,7 +25,7 @@ use watched::Watched;
 
 /// A pooled connection that the worker had closed shows it within a round trip. What breaks later was being worked on, and
 /// may not be sent again. (Under test a busy machine may be slow to show it.)
-pub const STALE_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 2_000 } else { 250 });
+pub const STALE_WITHIN: Duration = Duration::from_millis(if cfg!(test) { 5_000 } else { 250 });
 
 /// A worker says nothing while a turn waits, so a machine that vanished is found out by the system: after some 30 s.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive {

@@ -378,6 +378,7 @@ impl TurnInProgress<'_> {
             BusyOption::Refuse => wait_until.min(began.saturating_add(REFUSE_GRACE_MS)),
         };
         let mut waiter: Option<Waiter> = None;
+        let mut waits_for_any = false;
         loop {
             let ticket = waiter.as_ref().map(Waiter::ticket);
             let (pinned, busy) = placement::pinned(&self.gateway.fleet, self.pool()?, &self.turn, ticket);
@@ -385,6 +386,7 @@ impl TurnInProgress<'_> {
                 busy
             } else {
                 if permit.is_none() {
+                    let pinned = pinned.filter(|_| !waits_for_any);
                     *permit = Some(self.enter(client, Wish { pinned, ..*wish }).await?);
                 }
                 let request = Request {
@@ -405,6 +407,12 @@ impl TurnInProgress<'_> {
                         // Somebody else may use the place while this turn waits for its session.
                         *permit = None;
                         (key, why)
+                    }
+                    // The room that it was let through for went in a reload, and the workers that came are not up yet.
+                    Err(NoPlace::NoWorker) if self.gateway.fleet.is_awaited(pool.index) => {
+                        *permit = None;
+                        waits_for_any = true;
+                        continue;
                     }
                     Err(NoPlace::Paused) => {
                         let builtin = self.policies.env.builtin().unwrap_or_default();

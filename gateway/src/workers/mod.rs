@@ -291,10 +291,15 @@ impl Worker {
         self.stop.cancel();
     }
 
-    fn remove(&self) {
-        self.removed.store(true, Ordering::Release);
-        // Turns that waited through a reload must not go there.
-        self.model.lock().state = WorkerState::Draining;
+    /// The configuration does not name it any more. Its pool must have its new workers by now: a turn that finds this one gone
+    /// looks for them.
+    pub fn remove(&self) {
+        {
+            let mut model = self.model.lock();
+            self.removed.store(true, Ordering::Release);
+            // Turns that waited through a reload must not go there.
+            model.state = WorkerState::Draining;
+        }
         self.stop.cancel();
     }
 }
@@ -359,13 +364,14 @@ pub struct Adopted {
     pub named: Vec<Arc<Worker>>,
     /// Those that are new and need a probe.
     pub added: Vec<Arc<Worker>>,
-    /// Those no longer named.
-    pub removed: Vec<Arc<Worker>>,
+    /// Those no longer named, which take turns until [`Worker::remove`].
+    pub leaving: Vec<Arc<Worker>>,
 }
 
 impl Workers {
     /// Takes over the workers of a configuration: known ones keep their state and get the new settings, new ones are
-    /// made, those not named are removed. A worker is known by its id and URL together.
+    /// made. Those not named go on until the caller has seen to it that turns find the others. A worker is known by its id and
+    /// URL together.
     pub fn adopt(&self, named: Vec<Named<'_>>) -> Adopted {
         let mut inner = self.inner.write();
         let mut adopted = Adopted::default();
@@ -394,12 +400,8 @@ impl Workers {
             kept.insert(one.id.to_owned(), worker.index);
             adopted.named.push(worker);
         }
-        for worker in inner.all.values() {
-            if !worker.is_removed() && kept.get(&*worker.id) != Some(&worker.index) {
-                worker.remove();
-                adopted.removed.push(Arc::clone(worker));
-            }
-        }
+        let leaves = |worker: &&Arc<Worker>| !worker.is_removed() && kept.get(&*worker.id) != Some(&worker.index);
+        adopted.leaving = inner.all.values().filter(leaves).cloned().collect();
         inner.by_id = kept;
         adopted
     }

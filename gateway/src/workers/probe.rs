@@ -189,7 +189,8 @@ impl Prober {
     fn set_state(&self, state: WorkerState) {
         self.worker.with_model(|m| {
             m.ejections.forget();
-            m.state = if self.worker.draining.load(Ordering::Acquire) { WorkerState::Draining } else { state };
+            let leaves = self.worker.is_draining() || self.worker.is_removed();
+            m.state = if leaves { WorkerState::Draining } else { state };
         });
     }
 

@@ -272,6 +272,11 @@ impl Setup {
         self.pools.iter().map(|pool| pool.workers.len()).sum()
     }
 
+    /// Leaves a pool out from now on.
+    pub fn drop_pool(&mut self, name: &str) {
+        self.pools.retain(|pool| pool.name != name);
+    }
+
     /// The workers of a pool from now on.
     pub fn set_pool_workers(&mut self, name: &str, workers: &[usize]) {
         if self.pools.is_empty() {

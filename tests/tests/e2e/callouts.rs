@@ -4,6 +4,7 @@ use serde_json::json;
 use turnstile_tests::harness::{
     Answer, CHAT, Guest, PluginText, Request, Rig, Service, Setup, WorkerExt, built_in, chat, send, until,
 };
+use turnstile_sim::{Fault, FaultKind};
 
 /// Asks the service about each request and waits for what it says: the request goes on with the answer's body in
 /// `x-checked`, or is answered 403 with the reason of the failure. The context that waits is at 4096.
@@ -77,6 +78,25 @@ async fn policies_wait_for_answers_too() {
         assert_eq!(waiting.answer().await.status, 200, "{phase}");
         assert_eq!(rig.worker().turns().len(), 1);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_turn_that_a_policy_held_over_a_reload_waits_for_the_workers_that_came() {
+    let service = Service::start().await;
+    let setup = setup(&service, &gate("service", "/hold", 0), plugin("route"));
+    let setup = setup.set("routing.unhealthy_after", "1000").workers(2).pool("default", "", &[0]);
+    let mut rig = setup.start().await;
+    let mut waiting = rig.begin(&Request::json(CHAT, &chat("Hello"))).await;
+    until("the call", async || service.calls().len() == 1).await;
+    // The worker that it was let through to goes, and the one that comes is not up yet.
+    rig.workers[1].faults().add(Fault::always(FaultKind::Status(503, None)).on("/ready"));
+    rig.edit(|setup| setup.set_pool_workers("default", &[1]));
+    rig.generation(2).await;
+    service.release();
+    rig.until_queued(1).await;
+    rig.workers[1].faults().clear();
+    assert_eq!(waiting.answer().await.status, 200);
+    assert_eq!((rig.workers[0].turns().len(), rig.workers[1].turns().len()), (0, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
