@@ -19,7 +19,7 @@ use turnstile_fleet::prefix::BytesPerToken;
 use turnstile_fleet::queue::QueueOptions;
 use turnstile_fleet::retry::{BudgetOptions, RetryBudget};
 use turnstile_fleet::session::SessionOptions;
-use turnstile_fleet::worker::{LimitOptions, WorkerView, awaited, fail_open, room};
+use turnstile_fleet::worker::{LimitOptions, WorkerView, fail_open, room};
 
 /// The fleet.
 pub struct Fleet {
@@ -90,20 +90,13 @@ impl Room for FleetView {
                 None => u32::MAX,
             };
         }
-        self.views(&settings, pool).map_or(u32::MAX, |views| room(&views, &settings.limits))
-    }
-}
-
-impl FleetView {
-    /// A pool's workers as they are now; nothing when there is no such pool.
-    fn views(&self, settings: &FleetSettings, pool: u32) -> Option<Vec<WorkerView>> {
-        let (_, _, workers) = settings.pools.iter().find(|(id, _, _)| *id == pool)?;
+        let Some((_, _, workers)) = settings.pools.iter().find(|(id, _, _)| *id == pool) else { return u32::MAX };
         let mut held = Vec::new();
         self.sessions.held(workers.iter().map(|w| w.index), &mut held);
         let mut views: Vec<WorkerView> =
             workers.iter().zip(&held).map(|(worker, held)| worker.view(held.idle_rows)).collect();
         fail_open(&mut views, &[]);
-        Some(views)
+        room(&views, &settings.limits)
     }
 }
 
@@ -168,11 +161,6 @@ impl Fleet {
     pub fn workers_of(&self, pool: u32) -> Option<Vec<Arc<Worker>>> {
         let settings = self.view.settings.load();
         settings.pools.iter().find(|(id, _, _)| *id == pool).map(|(_, _, workers)| workers.clone())
-    }
-
-    /// Whether turns wait for a worker of the pool to come up.
-    pub fn is_awaited(&self, pool: u32) -> bool {
-        self.view.views(&self.view.settings.load(), pool).is_some_and(|views| awaited(&views))
     }
 
     /// A turn came to a pool.

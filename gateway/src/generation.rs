@@ -9,6 +9,7 @@ use crate::plugin_start::{Modules, Start};
 use crate::policy::{ChainPlugin, EventSet};
 use crate::probation::RefusedModules;
 use crate::request_body::BodyLimits;
+use crate::ticks::Ticks;
 use crate::upstream::{ConnectionLimits, Tls, TlsFault};
 use crate::workers::{Named, ProbeOptions, Worker, WorkerSettings};
 use http::HeaderValue;
@@ -213,6 +214,8 @@ pub struct Prepared {
     config: Arc<Config>,
     chain: Vec<ChainPlugin>,
     workers: Vec<Vec<(String, WorkerSettings)>>,
+    /// Where plugins may come from, which end with the last generation that has them.
+    from: Vec<Arc<Generation>>,
 }
 
 /// Prepares a generation aside: secrets are read, modules compiled and started. Blocks for seconds where modules are not
@@ -231,7 +234,7 @@ pub fn prepare(
         return Err(problem);
     }
     let chain = Start { config: &config, foundation, running, modules }.chain()?;
-    Ok(Prepared { config: Arc::new(config), chain, workers })
+    Ok(Prepared { config: Arc::new(config), chain, workers, from: running.to_vec() })
 }
 
 /// What would keep a generation from being built: every secret that cannot be read, every plugin that does not start.
@@ -304,15 +307,29 @@ impl Prepared {
     /// A generation once more: its configuration and its plugins as they run, with its secrets as they are now.
     ///
     /// # Errors
-    /// A secret cannot be read, or a plugin whose time to drain is over does not start again.
-    pub fn again(generation: &Generation) -> Result<Self, BuildError> {
+    /// A secret cannot be read.
+    pub fn again(generation: &Arc<Generation>) -> Result<Self, BuildError> {
         let config = Arc::clone(&generation.config);
         let workers = worker_settings(&config)?;
-        for member in generation.chain.iter() {
+        Ok(Self { config, chain: generation.chain.to_vec(), workers, from: vec![Arc::clone(generation)] })
+    }
+
+    /// Sees to it that plugins which were on their way out have instances, and keep them. Blocks for those that start again.
+    ///
+    /// # Errors
+    /// A plugin whose time to drain is over does not start again.
+    pub fn revive(&self, ticks: &Ticks) -> Result<(), BuildError> {
+        // First, or the time of one could be over just after it was looked at.
+        ticks.spare(self.chain.iter().map(|member| &member.plugin));
+        self.chain.iter().try_for_each(|member| {
             let fail = |error| BuildError::Plugin { path: member.source.clone(), error };
-            member.plugin.revive().map_err(fail)?;
-        }
-        Ok(Self { config, chain: generation.chain.to_vec(), workers })
+            member.plugin.revive().map_err(fail)
+        })
+    }
+
+    /// The generations that plugins were taken over from, to be held until the new one is known to the plugins' clock.
+    pub fn taken_from(&self) -> Vec<Arc<Generation>> {
+        self.from.clone()
     }
 
     /// The configuration.

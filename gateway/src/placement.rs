@@ -12,7 +12,7 @@ use turnstile_fleet::decision::{Decision, Why};
 use turnstile_fleet::ids::{SessionKey, WorkerId};
 use turnstile_fleet::session::{Busy, Lease, NoSession, Outcome, SessionView, TurnEnd, WaitTicket};
 use turnstile_fleet::turn::Turn;
-use turnstile_fleet::worker::{WorkerState, WorkerView, fail_open};
+use turnstile_fleet::worker::{WorkerState, WorkerView, awaited, fail_open};
 use turnstile_plugins::{Fault, LocalResponse};
 
 pub use crate::deliberation::{Request, bound_of, order_input, session_input};
@@ -73,6 +73,8 @@ impl Drop for Flight {
 pub enum NoPlace {
     /// No worker can take it.
     NoWorker,
+    /// No worker can take it yet: those that its pool has now are still to come up.
+    Awaited,
     /// Its streaming session is busy: wait for a change and try again.
     Busy(SessionKey, Busy),
     /// A policy answered.
@@ -208,7 +210,8 @@ pub fn place(
             if again > 0 && !choice.pool_is_gone && choice.workers.iter().any(|worker| worker.is_removed()) {
                 continue;
             }
-            return Err(NoPlace::NoWorker);
+            let awaited = !choice.pool_is_gone && awaited(&choice.views);
+            return Err(if awaited { NoPlace::Awaited } else { NoPlace::NoWorker });
         };
         let (Some(worker), Some(seen)) = (choice.workers.get(at), choice.views.get(at)) else {
             return Err(NoPlace::NoWorker);

@@ -129,9 +129,13 @@ async fn take_back(
     plugin: &ChainPlugin,
     before: &Arc<Generation>,
 ) {
-    let again = Arc::clone(before);
-    // Secrets are read again.
-    let prepared = match tokio::task::spawn_blocking(move || Prepared::again(&again)).await {
+    let (again, ticks_of_task) = (Arc::clone(before), Arc::clone(ticks));
+    // Secrets are read again, and plugins started.
+    let built = tokio::task::spawn_blocking(move || {
+        let prepared = Prepared::again(&again)?;
+        prepared.revive(&ticks_of_task).map(|()| prepared)
+    });
+    let prepared = match built.await {
         Ok(Ok(prepared)) => prepared,
         Ok(Err(reason)) => return quarantine(plugin, &reason.to_string()),
         Err(reason) => return quarantine(plugin, &reason.to_string()),

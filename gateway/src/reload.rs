@@ -155,6 +155,8 @@ pub(crate) fn put_in_place(
     prepared: Prepared,
     number: u64,
 ) -> Arc<Generation> {
+    // A plugin ends when no generation has it: those that were taken over stay with their old ones until the new one counts.
+    let _taken_from = prepared.taken_from();
     // What the plugins that go have counted would be lost with them.
     let previous = gateway.generation.load_full();
     for plugin in previous.chain.iter() {

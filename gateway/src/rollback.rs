@@ -101,13 +101,14 @@ pub async fn roll_back(
     let current = gateway.generation.load_full();
     let mut running = vec![Arc::clone(&current)];
     running.extend(gateway.probation.kept());
-    let gateway_of_task = Arc::clone(gateway);
+    let (gateway_of_task, ticks_of_task) = (Arc::clone(gateway), Arc::clone(ticks));
     let (path, rolled_back) = (source.path.clone(), Arc::clone(&current.config));
     let number = kept.number;
     // Starting plugins blocks, and so does reading files.
     let built = tokio::task::spawn_blocking(move || {
         let modules = Modules::Kept(kept.modules.into_iter().collect::<HashMap<_, _>>());
         let prepared = prepare((*kept.config).clone(), &gateway_of_task.foundation, &running, &modules)?;
+        prepared.revive(&ticks_of_task)?;
         let held = path.map(|path| {
             let mut files = watched(&path, &rolled_back);
             files.extend(watched(&path, &kept.config));

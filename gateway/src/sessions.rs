@@ -324,6 +324,7 @@ impl SessionTable {
             }
             let Some(worker) = self.workers.get(close.worker) else {
                 self.with(|table| table.close_result(&close.engine_id, CloseResult::Refused, now_ms()));
+                self.wake_for_room();
                 continue;
             };
             let body = close_body(&close.engine_id);
@@ -415,9 +416,10 @@ impl Waiter {
         self.ticket
     }
 
-    /// It waits on, for another reason.
-    pub fn waits_for(&self, why: Busy) {
-        self.table.table.lock().waits_for(self.key, self.ticket, why);
+    /// It waits on, for this reason. True when it is another one than before: it has to ask once more, for what changed until now
+    /// woke nobody.
+    pub fn waits_for(&self, why: Busy) -> bool {
+        self.table.table.lock().waits_for(self.key, self.ticket, why)
     }
 
     /// Resolves when it is first and something has changed since it last asked.

@@ -55,9 +55,9 @@ impl Ticks {
         let plugins: Vec<Plugin> = generation.chain.iter().map(|c| c.plugin.clone()).collect();
         let in_background = generation.chain.iter().filter(|c| c.phase == Phase::Background);
         let background = in_background.map(|c| c.plugin.clone()).collect();
+        self.spare(plugins.iter());
         let mut live = self.live.lock();
         let mut draining = self.draining.lock();
-        draining.retain(|(old, _)| !plugins.iter().any(|new| new.is_same_start(old)));
         if let Some(previous) = live.last().and_then(|previous| previous.generation.upgrade()) {
             let now = now_ms();
             for old in previous.chain.iter().filter(|old| !plugins.iter().any(|new| new.is_same_start(&old.plugin))) {
@@ -66,6 +66,11 @@ impl Ticks {
             }
         }
         live.push(Live { generation: Arc::downgrade(generation), plugins, background });
+    }
+
+    /// These are about to serve again: their time to drain does not end any more.
+    pub fn spare<'a>(&self, plugins: impl Iterator<Item = &'a Plugin> + Clone) {
+        self.draining.lock().retain(|(old, _)| !plugins.clone().any(|new| new.is_same_start(old)));
     }
 
     /// Ends all plugins, which need not wait for a generation any more, and gives each the time that it asks for. True once

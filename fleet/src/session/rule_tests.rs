@@ -580,6 +580,9 @@ fn turns_that_wait_go_in_order_of_arrival() {
     assert_eq!(sessions.first_waiting(key(1)), Some(second));
     sessions.waits_no_more(key(1), second);
     assert_eq!(sessions.first_waiting(key(1)), Some(third), "whose client left, is passed over");
+    // Until then only news of turns woke it: it has to look whether the close is over already.
+    assert!(sessions.waits_for(key(1), third, Busy::Close) && !sessions.waits_for(key(1), third, Busy::Close));
+    assert!(sessions.waits_for(key(1), third, Busy::Turn) && !sessions.waits_for(key(1), second, Busy::Turn));
     let next = lease(&mut sessions, &of(Some(third)));
     sessions.waits_no_more(key(1), third);
     sessions.waits_no_more(key(1), third);

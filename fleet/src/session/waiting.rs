@@ -41,12 +41,11 @@ impl Sessions {
         list.last
     }
 
-    /// The turn waits on, for another reason.
-    pub fn waits_for(&mut self, key: SessionKey, ticket: WaitTicket, why: Busy) {
+    /// The turn waits on, for this reason. True when it is another one than before: what changed for it until now woke nobody.
+    pub fn waits_for(&mut self, key: SessionKey, ticket: WaitTicket, why: Busy) -> bool {
         let turns = self.waiting.by_key.get_mut(&key);
-        if let Some(turn) = turns.and_then(|turns| turns.iter_mut().find(|(other, _)| *other == ticket)) {
-            turn.1 = why;
-        }
+        let turn = turns.and_then(|turns| turns.iter_mut().find(|(other, _)| *other == ticket));
+        turn.is_some_and(|turn| std::mem::replace(&mut turn.1, why) != why)
     }
 
     /// The turn has begun, or its client left.

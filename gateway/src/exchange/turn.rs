@@ -265,7 +265,7 @@ impl TurnInProgress<'_> {
             };
             let placed = match placed? {
                 Ok(placed) => placed,
-                Err(NoPlace::NoWorker) => {
+                Err(NoPlace::NoWorker | NoPlace::Awaited) => {
                     retries.no_worker();
                     break;
                 }
@@ -408,8 +408,8 @@ impl TurnInProgress<'_> {
                         *permit = None;
                         (key, why)
                     }
-                    // The room that it was let through for went in a reload, and the workers that came are not up yet.
-                    Err(NoPlace::NoWorker) if self.gateway.fleet.is_awaited(pool.index) => {
+                    // The room that it was let through for went in a reload, and the workers that came were not up yet.
+                    Err(NoPlace::Awaited) => {
                         *permit = None;
                         waits_for_any = true;
                         continue;
@@ -439,7 +439,9 @@ impl TurnInProgress<'_> {
                 waiter = Some(self.gateway.fleet.sessions.wait(key, why));
                 continue;
             };
-            waiting.waits_for(why);
+            if waiting.waits_for(why) {
+                continue;
+            }
             tokio::select! {
                 () = waiting.changed() => {}
                 () = tokio::time::sleep(Duration::from_millis(until - now)) => {}

@@ -54,26 +54,28 @@ fn an_sdk_filter_answers_by_itself_and_ticks() {
 
 #[test]
 fn an_sdk_filter_that_panics_or_loops_is_replaced() {
-    let mut spec = hello("");
-    // Far more than the panic takes.
-    spec.limits.callback_deadline_ms = 1_000;
-    let rig = Rig::start(spec).unwrap();
-    let mut now = 0;
     for (name, kind) in [("x-trap", FaultKind::Trap), ("x-loop", FaultKind::Deadline)] {
+        let mut spec = hello("");
+        // The panic ends by itself, and has the long deadline of all tests.
+        if kind == FaultKind::Deadline {
+            spec.limits.callback_deadline_ms = 1_000;
+        }
+        let rig = Rig::start(spec).unwrap();
         let mut env = request();
         env.request.as_mut().unwrap().fields.fields_mut().insert(name, "1".parse().unwrap());
         let fault = rig.stream().on_request_headers(&mut env, true).unwrap_err();
         assert_eq!(fault.kind, kind, "{fault}");
-        rig.plugin.tick(now);
-        now += 60_000;
-        assert_eq!(rig.plugin.tick(now).restarted, 1);
+        rig.plugin.tick(0);
+        assert_eq!(rig.plugin.tick(60_000).restarted, 1);
         rig.stream().on_request_headers(&mut request(), true).unwrap();
+        if kind == FaultKind::Trap {
+            let lines = std::mem::take(&mut *rig.gateway.lines.lock());
+            assert!(
+                lines.iter().any(|(level, line)| *level == LogLevel::Critical && line.contains("told to trap")),
+                "the panic's message is in the log: {lines:?}"
+            );
+        }
     }
-    let lines = std::mem::take(&mut *rig.gateway.lines.lock());
-    assert!(
-        lines.iter().any(|(level, line)| *level == LogLevel::Critical && line.contains("told to trap")),
-        "the panic's message is in the log: {lines:?}"
-    );
 }
 
 #[test]

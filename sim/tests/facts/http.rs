@@ -25,8 +25,9 @@ async fn ask(worker: &SimWorker, body: Value) -> Answer {
 
 #[tokio::test]
 async fn fact_39_a_live_rid_is_refused_and_a_finished_one_is_free_again() {
+    // So slow that the running request, of 19 s, is still there when its rid is used again.
     let recorded = worker(|config| {
-        config.speed = 5.0;
+        config.speed = 1.0;
         config.enable_cache_report = true;
     })
     .await;
@@ -38,7 +39,7 @@ async fn fact_39_a_live_rid_is_refused_and_a_finished_one_is_free_again() {
     drop(running);
     until("the rid is free", async || ask(&recorded, with(chat(3), "rid", json!("dup-1"))).await.status == 200).await;
     check(&recorded, "rid_reuse_after_finish", &["cached_tokens_details"]).await;
-    let worker = worker(|config| config.speed = 5.0).await;
+    let worker = worker(|config| config.speed = 1.0).await;
     let mut running = Connection::open(worker.addr()).await;
     running.post("/v1/chat/completions", &with(with(chat(3000), "rid", json!("dup-1")), "stream", json!(true))).await;
     running.read_until("data: ").await;
@@ -69,13 +70,17 @@ async fn fact_40_no_header_comes_back_but_the_servers_own() {
 #[tokio::test]
 async fn fact_41_an_idle_connection_is_closed() {
     let worker = worker(|config| config.keep_alive_s = 0.2).await;
-    let mut connection = Connection::open(worker.addr()).await;
-    let before = Instant::now();
-    connection.send(&request_bytes("GET", "/ready", &[], b"")).await;
-    connection.read_until("200 OK").await;
-    connection.read_to_end().await;
-    let waited = before.elapsed();
-    assert!(waited >= Duration::from_millis(200) && waited < Duration::from_secs(5), "{waited:?}");
+    // A machine that stands still for a while does not do so every time.
+    let mut shortest = Duration::MAX;
+    for _ in 0..3 {
+        let mut connection = Connection::open(worker.addr()).await;
+        let before = Instant::now();
+        connection.send(&request_bytes("GET", "/ready", &[], b"")).await;
+        connection.read_until("200 OK").await;
+        connection.read_to_end().await;
+        shortest = shortest.min(before.elapsed());
+    }
+    assert!(shortest >= Duration::from_millis(200) && shortest < Duration::from_secs(5), "{shortest:?}");
 }
 
 #[tokio::test]
@@ -114,7 +119,8 @@ async fn fact_42_a_half_close_ends_a_stream() {
 
 #[tokio::test]
 async fn fact_43_a_client_that_leaves_a_whole_answer_is_noticed_by_a_poll() {
-    let worker = worker(|config| config.speed = 10.0).await;
+    // The answer would take 18 s, longer than what is waited here.
+    let worker = worker(|config| (config.speed, config.decode_ms_base) = (10.0, 60.0)).await;
     let mut connection = Connection::open(worker.addr()).await;
     connection.post("/v1/chat/completions", &chat(3000)).await;
     until("it runs", async || worker.engine_requests() == 1).await;
@@ -129,9 +135,14 @@ async fn fact_43_a_client_that_leaves_a_whole_answer_is_noticed_by_a_poll() {
 async fn fact_47_a_health_probe_takes_a_second_and_ready_none() {
     let worker = worker(|config| config.speed = 0.5).await;
     let second = Duration::from_secs(2);
-    let before = Instant::now();
-    assert_eq!(get(&worker, "/ready").await.status, 200);
-    assert!(before.elapsed() < second);
+    // A machine that stands still for a while does not do so every time.
+    let mut shortest = Duration::MAX;
+    for _ in 0..5 {
+        let before = Instant::now();
+        assert_eq!(get(&worker, "/ready").await.status, 200);
+        shortest = shortest.min(before.elapsed());
+    }
+    assert!(shortest < second, "{shortest:?}");
     let before = Instant::now();
     assert_eq!(get(&worker, "/health").await.status, 200);
     assert!(before.elapsed() >= second);
@@ -139,7 +150,8 @@ async fn fact_47_a_health_probe_takes_a_second_and_ready_none() {
 
 #[tokio::test]
 async fn fact_49_a_worker_that_starts_refuses_and_then_answers_the_probes_with_503() {
-    let worker = worker(|config| (config.boot_s, config.warmup_s) = (1000.0, 1500.0)).await;
+    // Both count from the start: the 8 s of warm-up leave time to look, also on a busy machine.
+    let worker = worker(|config| (config.boot_s, config.warmup_s) = (1000.0, 8000.0)).await;
     let refused = tokio::net::TcpStream::connect(worker.addr()).await;
     assert_eq!(refused.unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
     until("it listens", async || tokio::net::TcpStream::connect(worker.addr()).await.is_ok()).await;
@@ -151,7 +163,8 @@ async fn fact_49_a_worker_that_starts_refuses_and_then_answers_the_probes_with_5
 
 #[tokio::test]
 async fn fact_48_a_draining_worker_still_serves_and_then_ends() {
-    let mut worker = worker(|config| config.speed = 5.0).await;
+    // The stream, of 9.5 s, is still running while the others are served, and is read to its end.
+    let mut worker = worker(|config| config.speed = 2.0).await;
     let stream = long_stream(&worker).await;
     worker.drain();
     assert_eq!((get(&worker, "/ready").await.status, get(&worker, "/health").await.status), (503, 503));
@@ -266,19 +279,27 @@ async fn the_record_is_bounded_and_can_be_cleared() {
 
 #[tokio::test]
 async fn a_worker_comes_back_on_its_port_without_its_sessions() {
-    let first = worker(|_| ()).await;
-    let addr = first.addr();
     let open = json!({"capacity_of_str_len": 1, "session_id": "s"});
-    assert_eq!(post(&first, "/open_session", open.clone()).await.status, 200);
-    first.kill();
-    first.shutdown().await;
-    let second = SimWorker::start(addr, turnstile_sim::SimConfig::default()).await.unwrap();
-    assert_eq!(post(&second, "/open_session", open).await.status, 200);
+    // In between the port is free, and another test may get it; not every time.
+    for attempt in 1.. {
+        let first = worker(|_| ()).await;
+        let addr = first.addr();
+        assert_eq!(post(&first, "/open_session", open.clone()).await.status, 200);
+        first.kill();
+        first.shutdown().await;
+        let second = match SimWorker::start(addr, turnstile_sim::SimConfig::default()).await {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && attempt < 5 => continue,
+            second => second.unwrap(),
+        };
+        assert_eq!(post(&second, "/open_session", open).await.status, 200);
+        break;
+    }
 }
 
 #[tokio::test]
 async fn a_killed_worker_cuts_everything_at_once() {
-    let worker = worker(|config| config.speed = 10.0).await;
+    // So slow that the kill comes before the end of the stream.
+    let worker = worker(|config| config.speed = 1.0).await;
     let stream = long_stream(&worker).await;
     worker.kill();
     assert!(!parse(&stream.read_to_end().await).complete);

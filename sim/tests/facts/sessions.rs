@@ -11,8 +11,9 @@ use turnstile_sim::{SimConfig, SimWorker};
 pub fn streaming(config: &mut SimConfig) {
     config.enable_streaming_session = true;
     config.max_running_requests = 8;
-    // Slow enough that a turn of 3500 tokens, 4.4 s, is still running when the next request comes, also on a busy machine.
-    config.speed = 5.0;
+    // So slow that a turn of 3500 tokens, 22 s, is still running when the next request comes, whatever else this
+    // machine does. Who waits for its end aborts it.
+    config.speed = 1.0;
 }
 
 pub async fn open(worker: &SimWorker, id: &str) {
@@ -40,7 +41,7 @@ async fn load(worker: &SimWorker) -> Value {
     get(worker, "/v1/loads?include=core").await.json()["loads"][0].clone()
 }
 
-/// A turn that runs until it is read to its end.
+/// A turn that runs until it is aborted or its connection dropped.
 pub async fn long_turn(worker: &SimWorker, id: &str, text: &str, tokens: usize) -> Connection {
     let mut connection = Connection::open(worker.addr()).await;
     let mut body = turn(id, text, tokens);
@@ -48,6 +49,11 @@ pub async fn long_turn(worker: &SimWorker, id: &str, text: &str, tokens: usize) 
     connection.post("/generate", &body).await;
     connection.read_until("data: ").await;
     connection
+}
+
+/// Ends the turns that run.
+async fn abort_all(worker: &SimWorker) {
+    post(worker, "/abort_request", json!({"abort_all": true})).await;
 }
 
 const ACTIVE: &str = "Streaming session already has an active request.";
@@ -182,6 +188,8 @@ async fn fact_13_a_third_turn_after_a_refused_one_ends_the_worker() {
     let first = long_turn(&worker, "s", "one", 3500).await;
     assert_eq!(generate(&worker, "s", " two", 6).await.status, 400);
     assert_eq!(generate(&worker, "s", " three", 6).await.status, 200, "it is let in");
+    assert!(worker.is_alive(), "the damage shows when the first turn ends");
+    abort_all(&worker).await;
     let cut = crate::client::parse(&first.read_to_end().await);
     assert!(!cut.complete && !cut.text().contains("[DONE]"));
     assert!(other.read_to_end().await.is_empty());
@@ -191,18 +199,13 @@ async fn fact_13_a_third_turn_after_a_refused_one_ends_the_worker() {
 
 #[tokio::test]
 async fn fact_13_a_close_after_a_refused_turn_ends_the_worker() {
-    // So slow that the turn, of 22 s, is still running whatever else this machine does.
-    let worker = worker(|config| {
-        streaming(config);
-        config.speed = 1.0;
-    })
-    .await;
+    let worker = worker(streaming).await;
     open(&worker, "s").await;
     let first = long_turn(&worker, "s", "one", 3500).await;
     assert_eq!(generate(&worker, "s", " two", 6).await.status, 400);
     assert_eq!(post(&worker, "/close_session", json!({"session_id": "s"})).await.status, 200);
     assert!(worker.is_alive(), "the damage shows when the turn ends");
-    post(&worker, "/abort_request", json!({"abort_all": true})).await;
+    abort_all(&worker).await;
     assert!(!crate::client::parse(&first.read_to_end().await).complete);
     worker.died().await;
 }
@@ -220,6 +223,7 @@ async fn without_crash_mode_the_hazards_are_counted_instead() {
     assert_eq!(worker.hazards(), 0);
     assert_eq!(generate(&worker, "s", " three", 6).await.message(), ACTIVE);
     post(&worker, "/close_session", json!({"session_id": "s"})).await;
+    abort_all(&worker).await;
     assert!(crate::client::parse(&first.read_to_end_of_stream().await).text().contains("[DONE]"));
     assert!(worker.is_alive());
 }
@@ -268,19 +272,16 @@ async fn fact_18_a_close_in_flight_waits_for_the_turn() {
     assert_eq!(refused.message(), "Invalid request: close was requested for session s");
     let open = json!({"capacity_of_str_len": 1, "session_id": "s", "streaming": true});
     assert_eq!(post(&worker, "/open_session", open.clone()).await.status, 400);
+    abort_all(&worker).await;
     assert!(crate::client::parse(&first.read_to_end_of_stream().await).text().contains("[DONE]"));
     until("it is gone", async || post(&worker, "/open_session", open.clone()).await.status == 200).await;
 }
 
 #[tokio::test]
 async fn fact_17_the_idle_timeout_counts_from_the_admission() {
-    let worker = worker(|config| {
-        streaming(config);
-        config.speed = 4.0;
-    })
-    .await;
+    let worker = worker(streaming).await;
     open_for(&worker, "s", json!(6)).await;
-    // 1200 tokens take about 7.6 seconds of the worker's time.
+    // 1200 tokens take about 7.6 seconds.
     assert_eq!(generate(&worker, "s", "one", 1200).await.status, 200);
     let next = generate(&worker, "s", " two", 6).await.message();
     assert!(

@@ -2,10 +2,13 @@
 
 use crate::reload::reload;
 use serde_json::{Value, json};
+use std::sync::Arc;
 use turnstile::cli::{AdminArgs, RollbackArgs};
 use turnstile::commands;
+use turnstile::generation::prepare;
+use turnstile::plugin_start::Modules;
 use turnstile_tests::harness::{
-    Answer, CHAT, Guest, PluginText, Request, Rig, Setup, built_in, chat, logs, send, swap,
+    Answer, CHAT, Guest, PluginText, Request, Rig, Setup, built_in, chat, logs, send, swap, until,
 };
 
 /// A filter that answers every request with a header `x-version`.
@@ -94,6 +97,43 @@ async fn a_reload_that_is_asked_for_brings_it_back() {
     assert_eq!(served_by(&rig).await, "b");
     assert_eq!(post(&rig, "/plugins/rollback").await.json()["restored_from"], 3);
     assert_eq!(served_by(&rig).await, "a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_that_was_about_to_end_serves_again() {
+    let mut rig = setup().start().await;
+    rig.edit(|setup| setup.set_plugins(&chain("b.wasm")));
+    rig.generation(2).await;
+    // Each time nothing but the probation of the other one keeps it.
+    for _ in 0..40 {
+        assert_eq!(post(&rig, "/plugins/rollback").await.status, 200);
+        assert_eq!(served_by(&rig).await, "a");
+        assert_eq!(reload(&rig).await.status, 200);
+        assert_eq!(served_by(&rig).await, "b");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_comes_back_that_was_taken_over_while_its_last_generation_went() {
+    let mut rig = setup().start().await;
+    let first = rig.gateway().generation.load_full();
+    let foundation = &rig.gateway().foundation;
+    let prepared = {
+        let (config, running) = ((*first.config).clone(), vec![Arc::clone(&first)]);
+        tokio::task::block_in_place(|| prepare(config, foundation, &running, &Modules::Current)).unwrap()
+    };
+    let (plugin, alive) = (first.chain[0].plugin.clone(), Arc::downgrade(&first));
+    drop(first);
+    // Every plugin of it goes, and so does the generation, after the time in which it could come back.
+    for file in ["b.wasm", "c.wasm"] {
+        std::fs::write(rig.dir().join("c.wasm"), version('c')).unwrap();
+        rig.edit(|setup| setup.set_plugins(&[PluginText::new("version", file, "filter")]));
+        rig.generation(if file == "b.wasm" { 2 } else { 3 }).await;
+    }
+    rig.gateway().probation.end();
+    assert!(alive.upgrade().is_some() && !plugin.is_shut_down(), "what was prepared keeps it");
+    drop(prepared);
+    until("it ends", async || plugin.is_shut_down()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
