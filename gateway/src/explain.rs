@@ -64,7 +64,9 @@ pub fn explain(gateway: &Arc<Gateway>, question: &[u8]) -> Result<Value, String>
         }
         Err(NoPlace::Closed(fault)) => return Ok(json!({"failed_closed": &*fault.plugin})),
         Err(NoPlace::Close(plugin)) => return Ok(json!({"closed_by": &*plugin})),
-        Err(NoPlace::NoWorker | NoPlace::Awaited | NoPlace::Busy(..) | NoPlace::Paused) => return Ok(json!({"worker": null})),
+        Err(NoPlace::NoWorker | NoPlace::Awaited | NoPlace::Busy(..) | NoPlace::Paused) => {
+            return Ok(json!({"worker": null}));
+        }
     };
     policies.finish();
     let decision = &choice.decision;

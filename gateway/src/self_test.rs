@@ -47,6 +47,9 @@ const CLIENT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALH
 /// How much longer than without calls a plugin may pause that makes a failed call again and again, ms.
 const RETRIES_MS: u64 = 60_000;
 
+/// Times a plugin is tried whose calls are late: one that needs too long always does, and one that the machine kept waiting not.
+const TRIES: usize = 3;
+
 /// One plugin in its self-test.
 struct Trial<'a> {
     tried: &'a Plugin,
@@ -69,7 +72,30 @@ pub fn run(
     foundation: &Foundation,
 ) -> Result<(), String> {
     let text = module_file::read(file).map_err(|e| format!("cannot be read: {e}"))?;
-    let request = &RecordedRequest::read(&text)?;
+    let request = RecordedRequest::read(&text)?;
+    for _ in 0..TRIES {
+        if attempt(plugin, spec, destinations, &request, config, foundation)? == Pace::InTime {
+            return Ok(());
+        }
+    }
+    Err(format!("a call took longer than callback_timeout_ms, {}", plugin.callback_timeout_ms))
+}
+
+/// Whether all calls ended before their deadline.
+#[derive(PartialEq, Eq)]
+enum Pace {
+    InTime,
+    Late,
+}
+
+fn attempt(
+    plugin: &PluginConfig,
+    spec: &PluginSpec,
+    destinations: &Destinations,
+    request: &RecordedRequest,
+    config: &Config,
+    foundation: &Foundation,
+) -> Result<Pace, String> {
     let port = Arc::new(TestPort::new(destinations.clone()));
     let services = Arc::clone(&port) as Arc<dyn PluginServices>;
     let tried = Plugin::start(&foundation.runtime, spec.clone().with_shards(1), services);
@@ -87,10 +113,7 @@ pub fn run(
     tried.shut_down(crate::clock::now_ms());
     // A fault in a reply takes the instance away, and that is all that the stream knows of it.
     port.fault().map_or(result, Err)?;
-    if late {
-        return Err(format!("a call took longer than callback_timeout_ms, {}", plugin.callback_timeout_ms));
-    }
-    Ok(())
+    Ok(if late { Pace::Late } else { Pace::InTime })
 }
 
 // === impl Trial ===

@@ -164,8 +164,8 @@ pub(crate) struct Host {
     pub(crate) consumer: u64,
     pub(crate) root_end: RootEnd,
     pub(crate) limiter: MemoryLimiter,
-    /// The callback is past its deadline and in its grace.
-    pub(crate) late: bool,
+    /// The callback is past its deadline and in its grace: CPU time of the thread when it was found to be.
+    pub(crate) late_at: Option<Duration>,
     /// The callback has waited once for the owner of a stream.
     pub(crate) met: bool,
     /// Kept for its capacity.
@@ -255,7 +255,7 @@ impl Host {
             queues: Vec::new(),
             consumer,
             root_end: RootEnd::No,
-            late: false,
+            late_at: None,
             met: false,
             scratch: Vec::new(),
         }

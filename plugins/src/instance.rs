@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Context;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use wasmtime::{InstancePre, Store, Trap, UpdateDeadline};
@@ -20,11 +20,11 @@ use crate::host::{Host, Loaded, Phase, ROOT_CONTEXT, RootEnd, StreamSlot};
 use crate::live::Presence;
 use crate::measure::measured;
 use crate::outcome::{Action, CallOutcome, Effects, FaultKind, PluginError, StartPhase};
-use crate::runtime::{Runtime, epochs};
+use crate::runtime::{Runtime, cpu_time, epochs};
 
-/// Epochs that a callback gets after its deadline. The deadline is wall time: a thread that the system put aside may be
-/// past it without having run. One that is merely late ends within this; one that loops does not.
-const GRACE_EPOCHS: u64 = 2;
+/// CPU time that a callback gets after its deadline. The deadline is wall time: a thread that the system put aside may be past it
+/// without having run, and may be put aside again. One that is merely late ends within this; one that loops does not.
+const GRACE: Duration = Duration::from_millis(20);
 
 /// Longest message of a fault, bytes; backtraces of deep recursion are long.
 const MAX_MESSAGE: usize = 4096;
@@ -92,12 +92,16 @@ impl Instance {
         store.limiter(|host| &mut host.limiter);
         store.epoch_deadline_callback(|mut store| {
             let host = store.data_mut();
-            if host.late {
-                return Ok(UpdateDeadline::Interrupt);
+            let now = cpu_time();
+            match host.late_at {
+                Some(then) if now.saturating_sub(then) >= GRACE => return Ok(UpdateDeadline::Interrupt),
+                Some(_) => {}
+                None => {
+                    host.late_at = Some(now);
+                    host.plugin.stats.late.fetch_add(1, Relaxed);
+                }
             }
-            host.late = true;
-            host.plugin.stats.late.fetch_add(1, Relaxed);
-            Ok(UpdateDeadline::Continue(GRACE_EPOCHS))
+            Ok(UpdateDeadline::Continue(1))
         });
 
         store.set_epoch_deadline(deadline);
@@ -111,7 +115,7 @@ impl Instance {
 
         *phase = StartPhase::Initialize;
         let arm = |store: &mut Store<Host>| {
-            store.data_mut().late = false;
+            store.data_mut().late_at = None;
             store.set_epoch_deadline(deadline);
         };
         if let Ok(initialize) = guest.get_typed_func::<(), ()>(&mut store, "_initialize") {
@@ -235,7 +239,7 @@ impl Instance {
         // The context of the callback before may have been another stream's.
         host.act_for(context);
         host.callback = Some(callback);
-        host.late = false;
+        host.late_at = None;
         host.limiter.refused = false;
         self.store.set_epoch_deadline(deadline);
     }

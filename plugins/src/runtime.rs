@@ -219,6 +219,13 @@ impl Drop for EpochClock {
     }
 }
 
+/// CPU time that this thread has had so far.
+pub(crate) fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let (seconds, nanoseconds) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
+    Duration::new(seconds.unwrap_or_default(), nanoseconds.unwrap_or_default())
+}
+
 /// A deadline in epochs from now: at least `ms`, at most one epoch more.
 pub(crate) fn epochs(ms: u64) -> u64 {
     ms.div_ceil(EPOCH_MS).saturating_add(1)

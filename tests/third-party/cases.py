@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -233,9 +234,24 @@ def session_affinity(stage):
     return f"every session on one worker, all on {sorted(used)}; the empty configuration: {words}"
 
 
+@contextlib.contextmanager
+def stopped(stage, worker):
+    """Nothing moves on that worker meanwhile: what it has in flight stays there. Its probes stay well."""
+
+    def control(kind):
+        fault = json.dumps({"kind": kind}).encode()
+        urllib.request.urlopen(f"{stage.workers.urls[int(worker[1:])]}/_sim/fault", fault, timeout=30).close()
+
+    control("wedge")
+    try:
+        yield
+    finally:
+        control("unwedge")
+
+
 @case(["gpustack-lb-least-load"], "a chat that takes long, and six beside it")
 def least_load(stage):
-    # Some three seconds at the speed of these workers, which the others take a small part of.
+    # Some three seconds at the speed of these workers: enough to find where it is, and to stop it there.
     tokens = 24_000
     ranker = stage.plugin("gpustack-lb-least-load", {})
     with serving(stage, *chain(stage, ranker)) as gateway, ThreadPoolExecutor(1) as beside:
@@ -247,9 +263,10 @@ def least_load(stage):
             expect(time.monotonic() < end, "no worker has the long chat in flight")
             views = json.loads(gateway.page("/workers"))["workers"]
             busy = next((view["id"] for view in views if view["in_flight"] > 0), None)
-        for _ in range(6):
-            expect(gateway.chat().status == 200, "a chat failed")
-        expect(not slow.done(), "the long chat was over too early")
+        with stopped(stage, busy):
+            for _ in range(6):
+                expect(gateway.chat().status == 200, "a chat failed")
+            expect(not slow.done(), "the long chat was over too early")
         expect(slow.result().status == 200, "the long chat failed")
         others = [record["worker"] for record in gateway.records() if record["completion_tokens"] < tokens]
     expect(len(others) == 6, f"{len(others)} chats beside the long one")

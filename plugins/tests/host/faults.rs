@@ -1,10 +1,13 @@
 //! Guests that misbehave, and what becomes of the others.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use turnstile_plugins::{FaultKind, HttpEnv, Lent, StartPhase, Stream, StreamEnv};
+use turnstile_plugins::{
+    FaultKind, HttpEnv, Lent, LogLine, Plugin, PluginServices, SharedState, StartPhase, Stream, StreamEnv,
+};
 
-use crate::rig::{Guest, Rig, request};
+use crate::rig::{Guest, RUNTIME, Rig, request};
 
 /// Does what the request's `x-do` header says: `t` traps, `l` loops, `m` eats memory, `r` recurses, `e` exits, anything
 /// else is fine.
@@ -76,6 +79,36 @@ fn an_endless_loop_ends_within_the_deadline_and_its_grace() {
     assert_eq!(fault(&mut rig.stream(), &mut asking("l")), FaultKind::Deadline);
     assert!(began.elapsed() >= Duration::from_millis(30));
     assert_eq!(rig.plugin.stats().late, 1);
+}
+
+/// Keeps the thread from running whenever a guest logs, as a busy machine does.
+#[derive(Default)]
+struct Busy(SharedState);
+
+impl PluginServices for Busy {
+    fn shared(&self) -> &SharedState {
+        &self.0
+    }
+
+    fn log(&self, _: LogLine<'_>) {
+        std::thread::sleep(Duration::from_millis(60));
+    }
+}
+
+#[test]
+fn a_guest_that_is_kept_waiting_by_the_machine_does_not_loop() {
+    let guest = Guest::on_request_headers(
+        "(local $n i32)
+         (loop $again
+           (drop (call $log (i32.const 2) (i32.const 0) (i32.const 1)))
+           (local.set $n (i32.add (local.get $n) (i32.const 1)))
+           (br_if $again (i32.lt_u (local.get $n) (i32.const 6))))",
+    );
+    let mut spec = guest.spec();
+    spec.limits.callback_deadline_ms = 10;
+    let plugin = Plugin::start(&RUNTIME, spec, Arc::new(Busy::default())).unwrap();
+    plugin.open_stream(0).on_request_headers(&mut request(), true).unwrap();
+    assert_eq!(plugin.stats().late, 1);
 }
 
 #[test]

@@ -83,11 +83,6 @@ impl Record {
         self.0.get(key).and_then(Value::as_u64).unwrap_or(0)
     }
 
-    /// When the turn was let through to a worker, Unix ms.
-    pub fn dispatched_at(&self) -> u64 {
-        self.number("ts") + self.number("queue_ms")
-    }
-
     /// When its answer had ended, Unix ms.
     pub fn ended_at(&self) -> f64 {
         self.number("ts") as f64 + self.0.get("total_ms").and_then(Value::as_f64).unwrap_or(0.0)

@@ -181,6 +181,14 @@ impl Stage {
         found.first().map(|received| received.request.json()).unwrap_or_default()
     }
 
+    /// A turn's place among those that workers received. Of two on the same worker the first to arrive there comes first;
+    /// places of turns on different workers say nothing.
+    pub fn place_of(&self, record: &Record) -> Option<usize> {
+        let rid = Value::from(record.text("rid"));
+        let turns = self.received(|request| request.path == "/v1/chat/completions");
+        turns.iter().position(|received| received.request.json().get("rid") == Some(&rid))
+    }
+
     /// Closes of engine sessions that workers received.
     pub fn closes(&self) -> Vec<Received> {
         self.received(|request| request.path == "/close_session")

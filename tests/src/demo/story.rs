@@ -103,7 +103,8 @@ impl<'a> Story<'a> {
 
     /// The lead's turn is still streaming when the sub-agent begins, and streams on when it has ended.
     async fn sub_agent(&mut self) -> Outcome {
-        let turn = self.lead_turn("Ask a sub-agent to search, and go on. [[sim:tokens=600]]", json!({}));
+        // Eight seconds, so that the sub-agent is done before it on a busy machine as well.
+        let turn = self.lead_turn("Ask a sub-agent to search, and go on. [[sim:tokens=1300]]", json!({}));
         let mut stream = self.stage.begin(&turn).await?;
         while !stream.has_text() && stream.more().await? {}
         let mut subs = Vec::new();
@@ -238,19 +239,25 @@ impl<'a> Story<'a> {
         ));
         account.decisions_head();
         let mut order: Vec<&Record> = ordinary.iter().chain([&jumped]).collect();
-        order.sort_by_key(|record| record.dispatched_at());
+        order.sort_by_key(|record| stage.place_of(record));
         order.iter().for_each(|record| account.decision(record));
         let waited = ordinary.iter().chain([&jumped]).all(|r| r.number("queue_ms") > 0);
         account.claim(waited, "all four waited in the gateway's queue", || "one did not".into());
         let last_to_come = ordinary.iter().all(|r| r.number("ts") <= jumped.number("ts"));
-        let first_to_go = ordinary.iter().all(|r| r.dispatched_at() > jumped.dispatched_at());
+        // The place that came free is one worker's, which got them in the order in which they left.
+        let worker = jumped.text("worker");
+        let left = |r: &Record| stage.place_of(r).filter(|_| r.text("worker") == worker);
+        let (first, others) = (left(&jumped), ordinary.iter().map(left).collect::<Vec<_>>());
+        let all_left = first.is_some() && others.iter().all(Option::is_some);
+        let first_to_go = all_left && others.iter().all(|other| *other > first);
         account.claim(last_to_come && first_to_go, "the urgent one came last and left first", || {
-            let show =
-                |r: &Record| format!("{} came {} left {}", r.text("request_id"), r.number("ts"), r.dispatched_at());
+            let show = |r: &Record| {
+                format!("{} came {} left {:?} to {}", r.text("request_id"), r.number("ts"), left(r), r.text("worker"))
+            };
             ordinary.iter().chain([&jumped]).map(show).collect::<Vec<_>>().join(", ")
         });
-        let left: Vec<u64> = ordinary.iter().map(Record::dispatched_at).collect();
-        account.claim(left.is_sorted(), "the others left in the order in which they came", || format!("{left:?}"));
+        let in_order = all_left && others.is_sorted();
+        account.claim(in_order, "the others left in the order in which they came", || format!("{others:?}"));
         let body = stage.body_of(&jumped);
         account.claim(
             body.get("priority") == Some(&10.into()),

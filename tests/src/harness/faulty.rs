@@ -15,6 +15,8 @@ use turnstile_sim::{SimConfig, SimWorker};
 
 /// The header that says what to break.
 pub const FAULT: &str = "x-test-fault";
+/// So many connects in a row get nothing before a queue counts as full: on a busy machine a single one may only be late.
+const UNANSWERED: usize = 3;
 
 /// A way to break an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,6 +74,8 @@ pub struct Faulty {
     pub sim: SimWorker,
     shared: Arc<Shared>,
     listener: Option<Arc<TcpListener>>,
+    /// Bound while nobody listens, so that no other process gets the port.
+    held: Option<TcpSocket>,
     door: JoinSet<()>,
 }
 
@@ -96,7 +100,7 @@ impl Faulty {
             let (broken, begun) = (Arc::clone(&broken), Arc::clone(&begun));
             let shared = Arc::new(Shared { worker: Mutex::new(sim.addr()), number, broken, begun });
             let addr = "127.0.0.1:0".parse().unwrap();
-            let mut worker = Self { addr, sim, shared, listener: None, door: JoinSet::new() };
+            let mut worker = Self { addr, sim, shared, listener: None, held: None, door: JoinSet::new() };
             worker.accept().await;
             all.push(worker);
         }
@@ -127,17 +131,16 @@ impl Faulty {
         });
     }
 
-    fn listen(&self, queue: u32) -> TcpListener {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.set_reuseaddr(true).unwrap();
-        socket.bind(self.addr).unwrap();
-        socket.listen(queue).unwrap()
+    fn listen(&mut self, queue: u32) -> TcpListener {
+        self.held.take().unwrap_or_else(|| bound(self.addr)).listen(queue).unwrap()
     }
 
     /// Cuts all connections; new ones are refused.
     pub async fn refuse(&mut self) {
         self.door.shutdown().await;
+        // The listener has to go before its address can be bound again.
         self.listener = None;
+        self.held.get_or_insert_with(|| bound(self.addr));
     }
 
     /// Cuts all connections; new ones are neither accepted nor refused, so that connecting takes for ever.
@@ -146,17 +149,19 @@ impl Faulty {
         self.listener = Some(Arc::new(self.listen(1)));
         let addr = self.addr;
         // Fills the queue of connections to be accepted: what comes then is dropped by the system.
-        loop {
+        let mut unanswered = 0;
+        while unanswered < UNANSWERED {
             let filled = tokio::time::timeout(std::time::Duration::from_millis(300), TcpStream::connect(addr)).await;
             match filled {
                 Ok(connection) => {
+                    unanswered = 0;
                     let connection = connection.unwrap();
                     self.door.spawn(async move {
                         let _held = connection;
                         std::future::pending::<()>().await;
                     });
                 }
-                Err(_) => break,
+                Err(_) => unanswered += 1,
             }
         }
     }
@@ -172,6 +177,14 @@ impl Faulty {
         self.sim = SimWorker::start("127.0.0.1:0", config).await.unwrap();
         *self.shared.worker.lock() = self.sim.addr();
     }
+}
+
+/// A socket that has an address and does not listen.
+fn bound(addr: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(addr).unwrap();
+    socket
 }
 
 // === the door ===

@@ -1,7 +1,6 @@
 //! Gateway and workers as processes of their own, for what only the end of a process can show.
 
 use super::client::{Answer, Request, send};
-use super::wait::{DEADLINE, until_some};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -9,13 +8,35 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
+
+/// The longest wait for a start (modules are compiled then, by a machine that may be busy) or an end.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// How often a condition is looked at.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// A process, and what it has printed. Dropped, it is killed.
 struct Process {
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
+    /// Read what it prints, until it has ended.
+    readers: JoinSet<()>,
+}
+
+/// What `look` finds, as soon as it does.
+async fn found<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let looking = async {
+        loop {
+            if let Some(found) = look().await {
+                return found;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("waited in vain: {what}"))
 }
 
 /// A gateway.
@@ -43,13 +64,14 @@ impl Process {
         command.args(arguments).stdin(Stdio::null()).stdout(stdout).stderr(stderr).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let lines = Arc::new(Mutex::new(Vec::new()));
+        let mut readers = JoinSet::new();
         if let Some(stderr) = child.stderr.take() {
-            tokio::spawn(keep(stderr, Arc::clone(&lines)));
+            readers.spawn(keep(stderr, Arc::clone(&lines)));
         }
         if let Some(stdout) = child.stdout.take() {
-            tokio::spawn(keep(stdout, Arc::clone(&lines)));
+            readers.spawn(keep(stdout, Arc::clone(&lines)));
         }
-        Self { child, lines }
+        Self { child, lines, readers }
     }
 
     fn text(&self) -> String {
@@ -58,7 +80,7 @@ impl Process {
 
     /// What `find` finds in a line, as soon as there is one.
     async fn line<T>(&self, what: &str, find: impl Fn(&str) -> Option<T>) -> T {
-        until_some(what, async || self.lines.lock().iter().find_map(|line| find(line))).await
+        found(what, async || self.lines.lock().iter().find_map(|line| find(line))).await
     }
 
     async fn signal(&self, name: &str) {
@@ -67,8 +89,15 @@ impl Process {
         assert!(status.success());
     }
 
+    /// Waits for its end. All that it has printed is there then.
     async fn ended(&mut self) -> ExitStatus {
-        let ended = tokio::time::timeout(DEADLINE, self.child.wait()).await;
+        let (child, readers) = (&mut self.child, &mut self.readers);
+        let ending = async {
+            let status = child.wait().await;
+            while readers.join_next().await.is_some() {}
+            status
+        };
+        let ended = tokio::time::timeout(PATIENCE, ending).await;
         ended.unwrap_or_else(|_| panic!("it runs on\n{}", self.text())).unwrap()
     }
 }
@@ -100,7 +129,7 @@ impl GatewayProcess {
         let addr = process.line("where it listens", told("listener")).await;
         let admin = process.line("where it is administered", told("admin")).await;
         let gateway = Self { process, addr, admin };
-        until_some("it is ready", async || {
+        found("it is ready", async || {
             let answer = send(addr, &Request::get("/ready")).await;
             (answer.status == 200 && answer.json()["ready_workers"] == gateway.workers().await).then_some(())
         })
@@ -112,7 +141,7 @@ impl GatewayProcess {
     pub async fn refused(binary: &str, config: &Path) -> String {
         let mut process = Self::spawn(binary, config);
         assert!(!process.ended().await.success());
-        until_some("what it said", async || Some(process.text()).filter(|text| !text.is_empty())).await
+        process.text()
     }
 
     /// How many workers it has that do not drain.
@@ -150,9 +179,9 @@ impl GatewayProcess {
     /// Waits for its end. How it ended, and what it has logged.
     pub async fn ended(mut self) -> (ExitStatus, String) {
         let status = self.process.ended().await;
-        // The last lines may still be on their way.
-        self.process.line("its last word", |line| line.contains("\"stopped\"").then_some(())).await;
-        (status, self.process.text())
+        let log = self.process.text();
+        assert!(log.contains("\"stopped\""), "its last word is missing\n{log}");
+        (status, log)
     }
 }
 

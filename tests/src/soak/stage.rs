@@ -21,6 +21,8 @@ pub struct Stage {
     pub workers: Vec<Worker>,
     pub gateway: Gateway,
     pub client: Client,
+    /// For the gateway's admin listener, which a busy machine makes wait.
+    admin: Client,
     pub log: PathBuf,
     config: PathBuf,
     policy: PathBuf,
@@ -60,15 +62,32 @@ impl Stage {
         let modules = [read("tenant-labels")?, read("kv-affinity")?];
         let (config, policy) = (dir.path().join("turnstile.toml"), dir.path().join("extra.wasm"));
         // Workers close connections that are idle for 5 s, perhaps as a request comes.
-        let client = Client::builder().no_proxy().timeout(Duration::from_secs(5));
-        let client = client.pool_idle_timeout(Duration::from_secs(2)).build().map_err(|e| e.to_string())?;
+        let client = |timeout_s| {
+            let client = Client::builder().no_proxy().timeout(Duration::from_secs(timeout_s));
+            client.pool_idle_timeout(Duration::from_secs(2)).build().map_err(|e| e.to_string())
+        };
+        let (client, admin) = (client(5)?, client(60)?);
         let state = dir.path().join("state");
         let log = dir.path().join("access.log");
         let [first, _] = &modules;
         swap(&policy, first);
         swap(&config, render(&pool, &log, &state, pace, 0));
         let gateway = Gateway::start_program(program, &config).await?;
-        Ok(Self { workers, gateway, client, log, config, policy, modules, pool, state, pace, reloads: 0, _dir: dir })
+        Ok(Self {
+            workers,
+            gateway,
+            client,
+            admin,
+            log,
+            config,
+            policy,
+            modules,
+            pool,
+            state,
+            pace,
+            reloads: 0,
+            _dir: dir,
+        })
     }
 
     /// Ids of the workers.
@@ -98,7 +117,7 @@ impl Stage {
     /// The gateway does not answer.
     pub async fn metrics(&self) -> Result<String, String> {
         let url = format!("http://{}/metrics", self.gateway.admin);
-        let answer = self.client.get(url).send().await.map_err(|e| format!("the admin listener: {e}"))?;
+        let answer = self.admin.get(url).send().await.map_err(|e| format!("the admin listener: {e}"))?;
         answer.text().await.map_err(|e| format!("the admin listener: {e}"))
     }
 

@@ -1,10 +1,11 @@
 //! Plugins that call upstreams over HTTP.
 
 use serde_json::json;
+use tokio::net::TcpSocket;
+use turnstile_sim::{Fault, FaultKind};
 use turnstile_tests::harness::{
     Answer, CHAT, Guest, PluginText, Request, Rig, Service, Setup, WorkerExt, built_in, chat, send, until,
 };
-use turnstile_sim::{Fault, FaultKind};
 
 /// Asks the service about each request and waits for what it says: the request goes on with the answer's body in
 /// `x-checked`, or is answered 403 with the reason of the failure. The context that waits is at 4096.
@@ -111,10 +112,13 @@ async fn calls_that_fail_are_answered_with_their_reason() {
         assert!(!answer.text().is_empty() && answer.text().contains(reason), "{path}: {}", answer.text());
         assert!(rig.worker().turns().is_empty());
     }
-    let gone = Service::start().await;
-    let setup = setup(&gone, &gate("service", "/", 0), plugin("filter"));
-    drop(gone);
-    let rig = setup.start().await;
+    // Nobody listens there, and as long as it is bound no other process gets the port.
+    let gone = TcpSocket::new_v4().unwrap();
+    gone.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let url = format!("http://{}", gone.local_addr().unwrap());
+    let all: Vec<PluginText> = std::iter::once(plugin("filter")).chain(built_in()).collect();
+    let setup = Setup::new().file("gate.wasm", gate("service", "/", 0).wasm()).plugins(&all);
+    let rig = setup.upstream("service", &url, "").start().await;
     let answer = asked(&rig).await;
     assert_eq!(answer.status, 403);
     assert!(answer.text().contains("refused"), "{}", answer.text());

@@ -2,6 +2,7 @@
 //! can be undone.
 
 use serde_json::{Value, json};
+use std::time::Duration;
 use turnstile_tests::harness::{
     Answer, CHAT, Guest, PluginText, Request, Rig, Setup, built_in, chat, logs, send, swap, until,
 };
@@ -210,10 +211,17 @@ async fn a_policy_that_does_not_start_again_is_quarantined_and_the_built_in_deci
     assert_eq!(rig.record_of(&answer).await["failed_policies"], json!(["once"]));
     rig.until_metric("turnstile_plugin_quarantined", &[("plugin", "once")], 1.0).await;
     let facts = rig.admin("/plugins").await.json()["plugins"][0].clone();
-    assert_eq!((&facts["failed_restarts"], &facts["faults"]["trap"]), (&json!(2), &json!(1)));
+    // Crash loops are looked for now and then: on a busy machine more restarts may have failed by then.
+    assert!(facts["failed_restarts"].as_u64() >= Some(2), "{facts}");
+    assert_eq!(facts["faults"]["trap"], 1);
     let answer = rig.post(CHAT, &chat("Hello")).await;
     assert_eq!(answer.status, 200);
     assert_eq!(rig.record_of(&answer).await["failed_policies"], json!(["once"]));
+    // Long enough for more restarts, none of which is tried.
+    let failed = async || rig.admin("/plugins").await.json()["plugins"][0]["failed_restarts"].clone();
+    let before = failed().await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(failed().await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,15 +5,15 @@ use bytes::Bytes;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
-use turnstile_tests::harness::{
-    CHAT, DEADLINE, Flood, Request, Rig, Scripted, Setup, chat, chat_stream, until, until_some,
-};
+use turnstile_tests::harness::{CHAT, DEADLINE, Flood, Request, Rig, Scripted, Setup, chat, chat_stream, until};
 
 const STREAMS: usize = 1000;
 /// What the kernel may keep of one stream in its four buffers between worker and client, with the gateway's own.
 pub const MOST_OF_ONE: u64 = 16 << 20;
 /// What the gateway may keep of one stream.
 const MEMORY_OF_ONE: usize = 400 << 10;
+/// The longest that the buffers of all streams take to fill on a busy machine: they hold gigabytes.
+const FILLED: Duration = Duration::from_secs(120);
 
 /// A client with a small receive buffer, which has read nothing but the beginning of its answer.
 async fn slow_client(rig: &Rig) -> TcpStream {
@@ -31,13 +31,15 @@ async fn slow_client(rig: &Rig) -> TcpStream {
 /// Waits until the worker gets no byte further for many looks in a row, and says how far it got.
 pub async fn held_back(worker: &Flood) -> u64 {
     let mut seen = (worker.sent(), 0);
-    until_some("the worker is held back", async || {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        let now = worker.sent();
-        seen = if now == seen.0 { (now, seen.1 + 1) } else { (now, 0) };
-        (seen.1 >= 25).then_some(now)
-    })
-    .await
+    let looking = async {
+        while seen.1 < 25 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let now = worker.sent();
+            seen = if now == seen.0 { (now, seen.1 + 1) } else { (now, 0) };
+        }
+        seen.0
+    };
+    tokio::time::timeout(FILLED, looking).await.expect("the worker is held back")
 }
 
 fn setup(worker: &Flood) -> Setup {
@@ -130,8 +132,10 @@ async fn an_http2_client_that_takes_a_large_answer_little_by_little_gets_all_of_
     let length = body.len();
     let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n");
     let worker = Scripted::start(format!("{head}{body}")).await;
-    let limit = Duration::from_secs(1);
-    let rig = Setup::new().external(worker.url()).set("timeouts.client_write_s", "1").start().await;
+    // Far more than one wait takes on a busy machine, and less than all of them together.
+    let limit = Duration::from_secs(5);
+    let seconds = limit.as_secs().to_string();
+    let rig = Setup::new().external(worker.url()).set("timeouts.client_write_s", &seconds).start().await;
     let exchange = async {
         let stream = TcpStream::connect(rig.addr()).await.unwrap();
         let (send, connection) = h2::client::handshake(stream).await.unwrap();
@@ -147,7 +151,7 @@ async fn an_http2_client_that_takes_a_large_answer_little_by_little_gets_all_of_
             let piece = piece.unwrap();
             read += piece.len();
             // What the client takes makes room for as much again, well within the limit of one wait.
-            tokio::time::sleep(limit / 5 * u32::try_from(piece.len()).unwrap() / (16 * 1024)).await;
+            tokio::time::sleep(limit / 8 * u32::try_from(piece.len()).unwrap() / (16 * 1024)).await;
             body.flow_control().release_capacity(piece.len()).unwrap();
         }
         (read, began.elapsed())

@@ -189,8 +189,9 @@ async fn a_plugin_that_is_swapped_under_a_stream_hears_the_rest_of_it() {
     logs();
     let plugin = PluginText::new("swapped", "teller.wasm", "route").key(ALL);
     let rig = with(plugin).sim(|c| c.speed = 1.0).workers(1).file("teller.wasm", teller("old ").wasm()).start().await;
+    // The text before the tool calls takes five seconds, in which the engine is held.
     let mut body = calling(true);
-    body["messages"][0]["content"] = json!(format!("{CALLS} [[sim:tokens=400]]"));
+    body["messages"][0]["content"] = json!(CALLS.replace("Reading.", &["words"; 400].join(" ")));
     let mut running = rig.begin(&Request::json(CHAT, &body)).await;
     until("it runs", async || told("swapped").len() >= 2).await;
     rig.worker().hold().await;

@@ -1,6 +1,6 @@
 //! What plugins do in events, and what becomes of those that fail there.
 
-use crate::events::{ALL, all_told, calling, end, teller, told, with};
+use crate::events::{ALL, CALLS, all_told, calling, end, teller, told, with};
 use serde_json::{Value, json};
 use turnstile_tests::harness::{CHAT, Guest, PluginText, Setup, built_in, logs, until};
 
@@ -9,6 +9,15 @@ fn acts(body: &str) -> Guest {
     Guest::on_request("").also(&format!(
         r#"(func (export "proxy_on_foreign_function") (param $context i32) (param $function i32) (param $size i32) {body})"#
     ))
+}
+
+/// A turn that calls two tools, the second one with arguments that take six seconds: what is done at the first call is done
+/// before the answer is over.
+fn calling_at_length() -> Value {
+    let mut body = calling(true);
+    let arguments = json!({"text": "a".repeat(4000)});
+    body["messages"][0]["content"] = json!(CALLS.replace("list {}", &format!("list {arguments}")));
+    body
 }
 
 /// A chain in which one plugin acts and another one is told as well.
@@ -62,9 +71,9 @@ async fn a_policy_that_closes_the_stream_or_answers_in_an_event_breaks_it_off() 
     {
         let other = format!("{name}-other");
         let acting = PluginText::new(name, "acts.wasm", "route").key(r#"events = ["tool_call"]"#);
-        let setup = beside(acting, &other).sim(|c| c.speed = 20.0).workers(1);
+        let setup = beside(acting, &other).sim(|c| c.speed = 1.0).workers(1);
         let rig = setup.file("acts.wasm", acts(body).wasm()).start().await;
-        let answer = rig.post(CHAT, &calling(true)).await;
+        let answer = rig.post(CHAT, &calling_at_length()).await;
         assert_eq!((answer.status, answer.complete), (200, false), "{name}");
         assert!(!answer.text().contains("[DONE]"), "{name}: {}", answer.text());
         assert_eq!(rig.record_of(&answer).await["end"], outcome);
@@ -79,9 +88,10 @@ async fn a_filter_that_fails_in_an_event_is_passed_over_if_it_may_be() {
     let passes = r#"(func (export "proxy_on_response_body") (param i32 i32 i32) (result i32) (i32.const 0))"#;
     for (name, on_error, whole) in [("filter-open", "open", true), ("filter-closed", "closed", false)] {
         let plugin = PluginText::new(name, "acts.wasm", "filter").key(ALL).key(format!("on_error = {on_error:?}"));
-        let setup = with(plugin).sim(|c| c.speed = 20.0).workers(1);
+        let (speed, body) = if whole { (20.0, calling(true)) } else { (1.0, calling_at_length()) };
+        let setup = with(plugin).sim(|c| c.speed = speed).workers(1);
         let rig = setup.file("acts.wasm", acts("unreachable").also(passes).wasm()).start().await;
-        let answer = rig.post(CHAT, &calling(true)).await;
+        let answer = rig.post(CHAT, &body).await;
         assert_eq!((answer.status, answer.complete), (200, whole), "{name}");
         assert_eq!(rig.record_of(&answer).await["end"], if whole { "finished" } else { "plugin_failed" });
     }

@@ -76,9 +76,9 @@ fn setup(workers: &[Faulty]) -> Setup {
         .set("routing.load_interval_ms", "3600000")
         .set("ejection.consecutive_faults", "0")
         .set("ejection.wedged_after_ms", "0")
-        .set("timeouts.first_byte_s", "5")
-        .set("timeouts.between_bytes_s", "5")
-        .set("timeouts.connect_ms", "5000")
+        .set("timeouts.first_byte_s", "20")
+        .set("timeouts.between_bytes_s", "20")
+        .set("timeouts.connect_ms", "20000")
         .set("retry.attempts", "2")
         // Engines live a thousand times faster, and their sessions have to outlive every wait.
         .set("sessions.default_timeout_s", "36000")
@@ -86,8 +86,8 @@ fn setup(workers: &[Faulty]) -> Setup {
 
 /// For rows in which nothing comes: what else happens in them has to happen within these times.
 fn impatient(setup: Setup) -> Setup {
-    let setup = setup.set("timeouts.first_byte_s", "2").set("timeouts.between_bytes_s", "2");
-    setup.set("timeouts.connect_ms", "1000")
+    let setup = setup.set("timeouts.first_byte_s", "6").set("timeouts.between_bytes_s", "6");
+    setup.set("timeouts.connect_ms", "6000")
 }
 
 /// Nothing comes, or never what is waited for.
@@ -297,7 +297,7 @@ async fn run_worker_row(name: &'static str, fail: impl AsyncFn(&mut Faulty), tab
     for stream in [false, true] {
         let mut workers = Faulty::start(2, &sim()).await;
         let setup = setup(&workers).pool("default", "", &[0]);
-        let setup = if name == IGNORED { impatient(setup) } else { setup };
+        let setup = if [IGNORED, WEDGE].contains(&name) { impatient(setup) } else { setup };
         let setup = setup.set("ejection.wedged_after_ms", if name == WEDGE { "200" } else { "0" });
         // Taken out for good, not for less than what others wait for.
         let setup = setup.set("ejection.base_ms", "3600000").set("ejection.max_ms", "3600000");
@@ -353,10 +353,12 @@ async fn run_group(group: usize) -> Vec<(usize, Table)> {
 async fn run_worker_rows() -> Vec<(usize, Table)> {
     let mut tables = [const { Table { lines: String::new(), cells: 0, violations: Vec::new() } }; WORKER_ROWS];
     let [refused, ignored, restarted, wedged] = &mut tables;
-    run_worker_row("connection refused", async |worker| worker.refuse().await, refused).await;
-    run_worker_row(IGNORED, async |worker| worker.ignore().await, ignored).await;
-    run_worker_row("restarted, its sessions lost", async |worker| worker.restart().await, restarted).await;
-    run_worker_row(WEDGE, async |worker| worker.sim.hold().await, wedged).await;
+    futures::join!(
+        run_worker_row("connection refused", async |worker| worker.refuse().await, refused),
+        run_worker_row(IGNORED, async |worker| worker.ignore().await, ignored),
+        run_worker_row("restarted, its sessions lost", async |worker| worker.restart().await, restarted),
+        run_worker_row(WEDGE, async |worker| worker.sim.hold().await, wedged),
+    );
     tables.into_iter().enumerate().map(|(number, table)| (Break::ALL.len() + number, table)).collect()
 }
 
@@ -364,7 +366,7 @@ async fn run_worker_rows() -> Vec<(usize, Table)> {
 async fn run_total_rows() -> Vec<(usize, Table)> {
     let workers = Faulty::start(2, &sim()).await;
     let setup = setup(&workers).set("timeouts.first_byte_s", "600").set("timeouts.between_bytes_s", "600");
-    let setup = setup.set("timeouts.total_s", "3");
+    let setup = setup.set("timeouts.total_s", "6");
     let rig = setup.start().await;
     let mut tables = Vec::new();
     let rows = [(Break::StallBefore, "total_s over before the head"), (Break::StallMidway, "total_s over midway")];

@@ -189,17 +189,23 @@ async fn a_wedged_worker_loses_the_turns_that_wait_there_and_is_back_when_it_mov
     let rig = wedging(1000.0).start().await;
     let (bound, other) = bind(&rig, 2).await;
     bound.hold().await;
+    let before = bound.turns().len();
+    let mut waiting = rig.begin(&turn("0")).await;
+    // First of all, for no turn goes to a worker on which somebody waits already too long.
+    until("our turn is there", async || bound.turns().len() == before + 1).await;
+    let ours = bound.turns()[before].json()["rid"].clone();
     // Somebody else's request, which stays when ours are taken off.
     let addr = bound.addr();
     let direct = tokio::spawn(async move { send(addr, &Request::json(CHAT, &chat("direct"))).await });
-    until("it is there", async || bound.engine_requests() == 1).await;
-    let answer = rig.send(&turn("0")).await;
+    until("it is there", async || bound.turns().len() == before + 2).await;
+    let answer = waiting.answer().await;
     assert_eq!((answer.status, answer.header("x-turnstile-worker")), (200, Some(other.id().as_str())));
     let record = rig.record_of(&answer).await;
     assert_eq!((&record["attempts"], &record["faults"]), (&json!(2), &json!(["nothing moves on the worker"])));
     assert_eq!(bound.on("/ready").last().map(|probe| probe.path.as_str()), Some("/ready"), "probes stayed well");
     until("the turn is aborted there", async || bound.on("/abort_request").len() == 1).await;
-    assert_eq!(bound.on("/abort_request")[0].json()["rid"], bound.on(CHAT).last().unwrap().json()["rid"]);
+    assert!(ours.is_string(), "{ours}");
+    assert_eq!(bound.on("/abort_request")[0].json()["rid"], ours);
     assert_eq!(seen(&rig, &bound.id()).await["ejected"]["cause"], "wedge");
     assert_eq!(rig.metric("turnstile_ejections_total", &[("cause", "wedge")]).await, 1.0);
     // What comes now does not go there at all.

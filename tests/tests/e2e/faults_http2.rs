@@ -13,6 +13,9 @@ const MIDWAY: [Break; 6] = [
     Break::BadChunk,
 ];
 
+/// How often each way is tried at the most, until a client gets the last event: on a busy machine the reset overtakes it.
+const ROUNDS: usize = 10;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_breaks_off_is_reset_and_its_connection_goes_on() {
     let workers = Faulty::start(1, &SimConfig { speed: 1000.0, ..SimConfig::default() }).await;
@@ -22,8 +25,11 @@ async fn a_stream_that_breaks_off_is_reset_and_its_connection_goes_on() {
     let url = format!("http://{}{CHAT}", rig.addr());
     let body = chat_stream("Hello [[sim:tokens=40]]");
     let mut told = 0;
-    for kind in MIDWAY {
-        let id = format!("{kind:?}");
+    for (round, kind) in (0..ROUNDS).flat_map(|round| MIDWAY.map(|kind| (round, kind))) {
+        if round > 0 && told > 0 {
+            break;
+        }
+        let id = format!("{kind:?}-{round}");
         let request = client.post(&url).header(FAULT, format!("always {}", kind.name())).header("x-request-id", &id);
         let mut answer = request.json(&body).send().await.unwrap();
         assert_eq!((answer.version(), answer.status().as_u16()), (http::Version::HTTP_2, 200), "{id}");
@@ -45,6 +51,6 @@ async fn a_stream_that_breaks_off_is_reset_and_its_connection_goes_on() {
         let whole = client.post(&url).json(&body).send().await.unwrap().text().await.unwrap();
         assert!(whole.ends_with("data: [DONE]\n\n"), "{id}: {whole}");
     }
-    assert!(told > 0, "the last event comes before the reset, unless the machine is busy");
+    assert!(told > 0, "the last event comes before the reset");
     until("nothing in flight", async || rig.in_flight() == 0).await;
 }

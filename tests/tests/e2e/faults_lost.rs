@@ -104,9 +104,12 @@ async fn turns_stay_with_a_worker_whose_probes_fail_but_which_can_be_heard() {
 async fn a_worker_whose_probes_fail_and_on_which_nothing_moves_is_wedged() {
     let rig = probed().set("ejection.wedged_after_ms", "200").start().await;
     let (bound, other) = bind(&rig, "s").await;
-    bound.faults().add(Fault::always(FaultKind::Status(503, None)).on("/ready"));
     bound.hold().await;
-    let answer = rig.send(&turn("s", true)).await;
+    let mut waiting = rig.begin(&turn("s", true)).await;
+    until("it is there", async || bound.turns().len() == 1).await;
+    // Not before: no turn goes to a worker whose probes fail.
+    bound.faults().add(Fault::always(FaultKind::Status(503, None)).on("/ready"));
+    let answer = waiting.answer().await;
     assert_eq!((answer.status, bound.turns().len(), other.turns().len()), (200, 1, 1), "{}", answer.text());
     assert_eq!(rig.metric("turnstile_ejections_total", &[("cause", "wedge")]).await, 1.0);
     until("the turn is aborted there", async || bound.on("/abort_request").len() == 1).await;
