@@ -174,6 +174,8 @@ pub enum NoSession {
     Released,
     /// The table is full of sessions that may not go.
     TableFull,
+    /// The configuration names neither its pool nor its worker any more.
+    PoolGone,
 }
 
 /// Why a turn has to wait.

@@ -41,6 +41,18 @@ pub struct Wish {
     pub pinned: Option<WorkerId>,
 }
 
+impl Wish {
+    /// The wish of a turn that has spent so many ms and was let through to no avail. It may go to any worker.
+    pub fn again_after(&self, spent_ms: u64) -> Self {
+        Self {
+            head_start_ms: self.head_start_ms.saturating_add(i64::try_from(spent_ms).unwrap_or(i64::MAX)),
+            max_wait_ms: self.max_wait_ms.saturating_sub(spent_ms),
+            pinned: None,
+            ..*self
+        }
+    }
+}
+
 /// Why a turn was not let through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {

@@ -3,6 +3,7 @@
 
 use crate::admission::{Admission, Room};
 use crate::clock::now_ms;
+use crate::generation::PoolRuntime;
 use crate::metrics::Metrics;
 use crate::sessions::SessionTable;
 use crate::side::SideRequests;
@@ -18,8 +19,11 @@ use turnstile_fleet::index::PrefixIndex;
 use turnstile_fleet::prefix::BytesPerToken;
 use turnstile_fleet::queue::QueueOptions;
 use turnstile_fleet::retry::{BudgetOptions, RetryBudget};
-use turnstile_fleet::session::SessionOptions;
-use turnstile_fleet::worker::{LimitOptions, WorkerView, fail_open, room};
+use turnstile_fleet::session::{Held, SessionOptions};
+use turnstile_fleet::worker::{LimitOptions, WorkerState, WorkerView, fail_open, room};
+
+/// Pools kept that the configuration does not name any more; the latest stay.
+const MAX_GONE: usize = 16;
 
 /// The fleet.
 pub struct Fleet {
@@ -55,11 +59,34 @@ pub struct FleetView {
     settings: ArcSwap<FleetSettings>,
 }
 
+/// A pool.
+#[derive(Clone)]
+pub struct FleetPool {
+    /// Number, the same for the life of the process.
+    pub index: u32,
+    /// Name.
+    pub name: Arc<str>,
+    /// Workers, in order of their index.
+    pub workers: Vec<Arc<Worker>>,
+}
+
+/// The workers that a turn may go to.
+pub struct Candidates {
+    /// The workers, in order of their index.
+    pub workers: Vec<Arc<Worker>>,
+    /// Each as it is now.
+    pub views: Vec<WorkerView>,
+    /// The configuration does not name their pool any more.
+    pub pool_is_gone: bool,
+}
+
 /// What a generation says about the fleet.
 #[derive(Clone)]
 pub struct FleetSettings {
-    /// Number, name and workers of each pool.
-    pub pools: Vec<(u32, Arc<str>, Vec<Arc<Worker>>)>,
+    /// The pools.
+    pub pools: Vec<FleetPool>,
+    /// Pools that the configuration named before, for the turns that came then. Filled in by [`Fleet::configure`].
+    pub gone: Vec<FleetPool>,
     /// When a worker counts as full.
     pub limits: LimitOptions,
     /// Probe timing.
@@ -83,20 +110,41 @@ pub struct FleetSettings {
 impl Room for FleetView {
     fn free(&self, pool: u32, pinned: Option<WorkerId>) -> u32 {
         let settings = self.settings.load();
-        if let Some(worker) = pinned {
+        // A turn of a session whose worker was removed goes wherever there is room.
+        if let Some(worker) = pinned.and_then(|worker| self.workers.get(worker)).filter(|worker| !worker.is_removed()) {
             // Its row is held by its session already, so only the worker's own answer counts.
-            return match self.workers.get(worker).filter(|worker| !worker.is_removed()) {
-                Some(worker) => worker.view(0).free_places(&settings.limits),
-                None => u32::MAX,
-            };
+            return worker.view(0).free_places(&settings.limits);
         }
-        let Some((_, _, workers)) = settings.pools.iter().find(|(id, _, _)| *id == pool) else { return u32::MAX };
+        settings.find(pool).map_or(u32::MAX, |(pool, gone)| {
+            let mut views = self.views(&pool.workers, gone);
+            fail_open(&mut views, &[]);
+            room(&views, &settings.limits)
+        })
+    }
+}
+
+impl FleetSettings {
+    /// A pool, and whether it is one that the configuration does not name any more.
+    fn find(&self, pool: u32) -> Option<(&FleetPool, bool)> {
+        let find = |pools: &'_ [FleetPool]| pools.iter().position(|one| one.index == pool);
+        let named = find(&self.pools).and_then(|at| self.pools.get(at)).map(|pool| (pool, false));
+        named.or_else(|| find(&self.gone).and_then(|at| self.gone.get(at)).map(|pool| (pool, true)))
+    }
+}
+
+impl FleetView {
+    fn views(&self, workers: &[Arc<Worker>], pool_is_gone: bool) -> Vec<WorkerView> {
         let mut held = Vec::new();
         self.sessions.held(workers.iter().map(|w| w.index), &mut held);
-        let mut views: Vec<WorkerView> =
-            workers.iter().zip(&held).map(|(worker, held)| worker.view(held.idle_rows)).collect();
-        fail_open(&mut views, &[]);
-        room(&views, &settings.limits)
+        let view = |(worker, held): (&Arc<Worker>, &Held)| {
+            let mut view = worker.view(held.idle_rows);
+            // Turns that came before the pool went have nowhere else to go, and nobody probes its workers any more.
+            if pool_is_gone && worker.is_removed() && !worker.is_draining() {
+                view.state = WorkerState::Ready;
+            }
+            view
+        };
+        workers.iter().zip(&held).map(view).collect()
     }
 }
 
@@ -140,10 +188,16 @@ impl Fleet {
     }
 
     /// Takes over what a new generation says.
-    pub fn configure(self: &Arc<Self>, settings: FleetSettings) {
+    pub fn configure(self: &Arc<Self>, mut settings: FleetSettings) {
+        {
+            let before = self.view.settings.load();
+            let is_gone = |pool: &&FleetPool| settings.pools.iter().all(|named| named.index != pool.index);
+            settings.gone = before.pools.iter().chain(&before.gone).filter(is_gone).take(MAX_GONE).cloned().collect();
+        }
         self.sessions.configure(settings.sessions, settings.side_timeout);
         self.side.configure(settings.side_per_worker);
-        let names = settings.pools.iter().map(|(id, name, _)| (*id, Arc::clone(name))).collect();
+        let pools = settings.pools.iter().chain(&settings.gone);
+        let names = pools.map(|pool| (pool.index, Arc::clone(&pool.name))).collect();
         let queue = settings.queue;
         self.view.settings.store(Arc::new(settings));
         self.admission.configure(queue, names);
@@ -157,10 +211,15 @@ impl Fleet {
         *ids.entry(name.to_owned()).or_insert(next)
     }
 
-    /// The workers of a pool as the present configuration names them; nothing when it names no such pool.
-    pub fn workers_of(&self, pool: u32) -> Option<Vec<Arc<Worker>>> {
+    /// The workers that a turn of a pool may go to: those that the present configuration gives it, or, if it does not name the pool
+    /// any more, those that the pool had last. `excluded` have failed the turn.
+    pub fn candidates(&self, pool: &PoolRuntime, excluded: &[WorkerId]) -> Candidates {
         let settings = self.view.settings.load();
-        settings.pools.iter().find(|(id, _, _)| *id == pool).map(|(_, _, workers)| workers.clone())
+        let found = settings.find(pool.index).map(|(pool, gone)| (pool.workers.clone(), gone));
+        let (workers, pool_is_gone) = found.unwrap_or_else(|| (pool.workers.clone(), true));
+        let mut views = self.view.views(&workers, pool_is_gone);
+        fail_open(&mut views, excluded);
+        Candidates { workers, views, pool_is_gone }
     }
 
     /// A turn came to a pool.
@@ -170,7 +229,8 @@ impl Fleet {
 
     /// Takes a retry out of a pool's budget, if there is one.
     pub fn take_retry(&self, pool: u32, options: &BudgetOptions) -> bool {
-        let workers = self.workers_of(pool).unwrap_or_default();
+        let settings = self.view.settings.load();
+        let workers = settings.find(pool).map(|(pool, _)| pool.workers.as_slice()).unwrap_or_default();
         let in_progress = workers.iter().map(|w| u64::from(w.with_model(|m| m.flights.in_flight()))).sum();
         self.budgets.lock().entry(pool).or_default().take(now_ms(), in_progress, options)
     }
@@ -198,11 +258,24 @@ impl Fleet {
     /// learned after the worker was removed. Closes connections that have waited too long.
     pub fn sweep(&self) {
         self.upstream.sweep();
+        // Turns of earlier generations, which may yet come to a pool that is gone.
+        if self.metrics.generations_alive.get() <= 1 && !self.settings().gone.is_empty() {
+            self.view.settings.rcu(|settings| FleetSettings { gone: Vec::new(), ..FleetSettings::clone(settings) });
+        }
+        let settings = self.settings();
+        let may_serve = |worker: &Arc<Worker>| {
+            settings.gone.iter().flat_map(|pool| &pool.workers).any(|other| Arc::ptr_eq(other, worker))
+        };
         let leaving = self.workers.leaving();
         let mut held = Vec::new();
         self.sessions.held(leaving.iter().map(|w| w.index), &mut held);
         for (worker, held) in leaving.iter().zip(held) {
-            if held.rows > 0 || worker.view(0).in_flight > 0 {
+            // A turn that was placed there just before has begun a session since.
+            if held.sessions > 0 || self.sessions.engines_on(worker.index) > 0 {
+                self.sessions.worker_removed(worker.index);
+                continue;
+            }
+            if worker.view(0).in_flight > 0 || may_serve(worker) {
                 continue;
             }
             self.index.lock().forget(worker.index);

@@ -1,8 +1,8 @@
 //! The gateway: what all listeners and tasks share.
 
 use crate::access_log::AccessLog;
-use crate::fleet_state::Fleet;
-use crate::generation::{Foundation, Generation, PoolRuntime};
+use crate::fleet_state::{Fleet, FleetPool};
+use crate::generation::{Foundation, Generation};
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::policy::store::SharedStore;
@@ -16,7 +16,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use turnstile_fleet::worker::{WorkerView, fail_open};
+use turnstile_fleet::worker::{WorkerView, awaited, fail_open};
 
 /// What all listeners and tasks share.
 pub struct Gateway {
@@ -94,13 +94,25 @@ impl Gateway {
 
     /// Workers that take turns: the ready ones, and in a pool without any those that are ejected, which then serve all the same.
     pub fn ready_workers(&self) -> usize {
-        let ready = |pool: &PoolRuntime| {
-            let mut views: Vec<WorkerView> = pool.workers.iter().map(|w| w.view(0)).collect();
-            fail_open(&mut views, &[]);
-            views.iter().filter(|view| view.is_ready()).count()
-        };
-        self.generation.load().pools.iter().map(ready).sum()
+        let ready = |pool: &FleetPool| pool_views(pool).iter().filter(|view| view.is_ready()).count();
+        self.fleet.settings().pools.iter().map(ready).sum()
     }
+
+    /// Whether turns are served: at once, or when workers are up that a reload has brought.
+    pub fn takes_turns(&self) -> bool {
+        let reloaded = self.generation.load().number > 1;
+        let takes = |pool: &FleetPool| {
+            let views = pool_views(pool);
+            views.iter().any(WorkerView::is_ready) || reloaded && awaited(&views)
+        };
+        self.fleet.settings().pools.iter().any(takes)
+    }
+}
+
+fn pool_views(pool: &FleetPool) -> Vec<WorkerView> {
+    let mut views: Vec<WorkerView> = pool.workers.iter().map(|worker| worker.view(0)).collect();
+    fail_open(&mut views, &[]);
+    views
 }
 
 /// Name space of the functions `turnstile.kv_*`, a name of its own so that any policy can reach it.

@@ -3,7 +3,7 @@
 
 use crate::callouts::Callouts;
 use crate::deliberation::Rules;
-use crate::fleet_state::{Fleet, FleetSettings};
+use crate::fleet_state::{Fleet, FleetPool, FleetSettings};
 use crate::module_store::ModuleStore;
 use crate::plugin_start::{Modules, Start};
 use crate::policy::{ChainPlugin, EventSet};
@@ -320,11 +320,13 @@ impl Prepared {
     /// A plugin whose time to drain is over does not start again.
     pub fn revive(&self, ticks: &Ticks) -> Result<(), BuildError> {
         // First, or the time of one could be over just after it was looked at.
-        ticks.spare(self.chain.iter().map(|member| &member.plugin));
-        self.chain.iter().try_for_each(|member| {
+        let spared = ticks.spare(self.chain.iter().map(|member| &member.plugin));
+        let revived = self.chain.iter().try_for_each(|member| {
             let fail = |error| BuildError::Plugin { path: member.source.clone(), error };
             member.plugin.revive().map_err(fail)
-        })
+        });
+        // Those that could be revived are retired once more when their time is looked at.
+        revived.inspect_err(|_| ticks.drain(spared))
     }
 
     /// The generations that plugins were taken over from, to be held until the new one is known to the plugins' clock.
@@ -383,6 +385,8 @@ impl Prepared {
             worker.remove();
             fleet.forget(worker);
         }
+        // Turns that waited for one of them.
+        fleet.admission.dispatch();
         let has_filters = self.chain.iter().any(|c| c.phase == Phase::Filter);
         let events = self.chain.iter().fold(EventSet::default(), |all, member| all.with(member.events));
         Generation {
@@ -461,7 +465,11 @@ pub fn session_options(config: &Config) -> SessionOptions {
 pub fn fleet_settings(config: &Config, pools: &[PoolRuntime]) -> FleetSettings {
     let ms = Duration::from_millis;
     FleetSettings {
-        pools: pools.iter().map(|p| (p.index, Arc::clone(&p.name), p.workers.clone())).collect(),
+        pools: pools
+            .iter()
+            .map(|p| FleetPool { index: p.index, name: Arc::clone(&p.name), workers: p.workers.clone() })
+            .collect(),
+        gone: Vec::new(),
         limits: limits(config),
         probe: ProbeOptions {
             probe_every: ms(config.routing.probe_interval_ms),

@@ -2,7 +2,7 @@
 //! is looked up or begun.
 
 use crate::deliberation::{Deliberation, Host, Scene, Stop, cached_tokens, decided_key, session_plan};
-use crate::fleet_state::Fleet;
+use crate::fleet_state::{Candidates, Fleet};
 use crate::generation::{Generation, PoolRuntime};
 use crate::higress::Kept;
 use crate::policy::TurnPolicies;
@@ -12,7 +12,7 @@ use turnstile_fleet::decision::{Decision, Why};
 use turnstile_fleet::ids::{SessionKey, WorkerId};
 use turnstile_fleet::session::{Busy, Lease, NoSession, Outcome, SessionView, TurnEnd, WaitTicket};
 use turnstile_fleet::turn::Turn;
-use turnstile_fleet::worker::{WorkerState, WorkerView, awaited, fail_open};
+use turnstile_fleet::worker::{WorkerView, awaited};
 use turnstile_plugins::{Fault, LocalResponse};
 
 pub use crate::deliberation::{Request, bound_of, order_input, session_input};
@@ -109,7 +109,7 @@ pub struct Choice {
     pub decision: Decision,
     /// The workers, in order of their index.
     workers: Vec<Arc<Worker>>,
-    /// The present configuration does not name the pool any more: they are those that it had.
+    /// The present configuration does not name their pool any more.
     pool_is_gone: bool,
     /// The workers as they were seen.
     pub views: Arc<[WorkerView]>,
@@ -150,19 +150,7 @@ pub fn choose(
 ) -> Result<Choice, NoPlace> {
     let turn = request.turn;
     // A turn that waited through a reload goes to the workers there are now.
-    let now = fleet.workers_of(pool.index);
-    let pool_is_gone = now.is_none();
-    let workers = now.unwrap_or_else(|| pool.workers.clone());
-    let mut held = Vec::new();
-    fleet.sessions.held(workers.iter().map(|w| w.index), &mut held);
-    let mut views: Vec<WorkerView> =
-        workers.iter().zip(&held).map(|(worker, held)| worker.view(held.idle_rows)).collect();
-    if pool_is_gone {
-        // A turn that came before its pool went has nowhere else to go. Nobody probes these workers any more.
-        let removed = |(worker, _): &(&Arc<Worker>, _)| worker.is_removed() && !worker.is_draining();
-        workers.iter().zip(&mut views).filter(removed).for_each(|(_, view)| view.state = WorkerState::Ready);
-    }
-    fail_open(&mut views, request.excluded);
+    let Candidates { workers, views, pool_is_gone } = fleet.candidates(pool, request.excluded);
     let views: Arc<[WorkerView]> = views.into();
     let bytes_per_token = fleet.bytes_per_token(&pool.name);
     let mut matched = Vec::new();
@@ -210,8 +198,7 @@ pub fn place(
             if again > 0 && !choice.pool_is_gone && choice.workers.iter().any(|worker| worker.is_removed()) {
                 continue;
             }
-            let awaited = !choice.pool_is_gone && awaited(&choice.views);
-            return Err(if awaited { NoPlace::Awaited } else { NoPlace::NoWorker });
+            return Err(if awaited(&choice.views) { NoPlace::Awaited } else { NoPlace::NoWorker });
         };
         let (Some(worker), Some(seen)) = (choice.workers.get(at), choice.views.get(at)) else {
             return Err(NoPlace::NoWorker);
@@ -233,7 +220,10 @@ pub fn place(
 
     let (lease, no_session) = match decided_key(generation.seed, turn, decision).map(|key| pool.session_key(key)) {
         // No session begins on a worker that nobody will find again.
-        Some(key) if turn.route.generates() && !(choice.pool_is_gone && worker.is_removed()) => {
+        Some(_) if turn.route.generates() && choice.pool_is_gone && worker.is_removed() => {
+            (None, Some(NoSession::PoolGone))
+        }
+        Some(key) if turn.route.generates() => {
             let first = begin(fleet, generation, request, key, decision, worker)?;
             match first {
                 // Its worker is none of this pool's any more: the session begins anew on the one decided on.

@@ -251,11 +251,11 @@ impl Drop for Entry {
 
 async fn run(request: &SideRequest, upstream: &Upstream, metrics: &Metrics, per_worker: usize) -> SideResult {
     let kind = request.kind;
-    // A close is tried also at a worker that is no longer named: it may serve others.
+    // Closes and aborts are tried also at a worker that is no longer named: it may serve others, and the last turns of ours.
     let unwanted = async {
         match kind {
-            SideKind::CloseSession => std::future::pending::<()>().await,
-            SideKind::Prefill | SideKind::Abort => request.worker.gone().cancelled().await,
+            SideKind::CloseSession | SideKind::Abort => std::future::pending::<()>().await,
+            SideKind::Prefill => request.worker.gone().cancelled().await,
         }
     };
     let result = tokio::select! {

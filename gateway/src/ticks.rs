@@ -14,13 +14,16 @@ const EVERY: Duration = Duration::from_millis(20);
 /// How long plugins may take to end with the gateway: more than the host gives one that asks for time.
 const END_LIMIT: Duration = Duration::from_secs(6);
 
+/// A plugin, and until when its streams may go on.
+pub type Draining = (Plugin, u64);
+
 /// The plugins that live, by the generations that use them.
 #[derive(Default)]
 pub struct Ticks {
     live: Mutex<Vec<Live>>,
     leaving: Mutex<Vec<Plugin>>,
-    /// Plugins that the newest generation is without, until when their streams may go on.
-    draining: Mutex<Vec<(Plugin, u64)>>,
+    /// Plugins that the newest generation is without.
+    draining: Mutex<Vec<Draining>>,
     ending: AtomicBool,
     stop: AtomicBool,
 }
@@ -55,7 +58,7 @@ impl Ticks {
         let plugins: Vec<Plugin> = generation.chain.iter().map(|c| c.plugin.clone()).collect();
         let in_background = generation.chain.iter().filter(|c| c.phase == Phase::Background);
         let background = in_background.map(|c| c.plugin.clone()).collect();
-        self.spare(plugins.iter());
+        let _spared = self.spare(plugins.iter());
         let mut live = self.live.lock();
         let mut draining = self.draining.lock();
         if let Some(previous) = live.last().and_then(|previous| previous.generation.upgrade()) {
@@ -68,9 +71,15 @@ impl Ticks {
         live.push(Live { generation: Arc::downgrade(generation), plugins, background });
     }
 
-    /// These are about to serve again: their time to drain does not end any more.
-    pub fn spare<'a>(&self, plugins: impl Iterator<Item = &'a Plugin> + Clone) {
-        self.draining.lock().retain(|(old, _)| !plugins.clone().any(|new| new.is_same_start(old)));
+    /// These are about to serve again: their time to drain does not end any more. Those whose time it was, for [`Ticks::drain`].
+    pub fn spare<'a>(&self, plugins: impl Iterator<Item = &'a Plugin> + Clone) -> Vec<Draining> {
+        let is_spared = |(old, _): &mut Draining| plugins.clone().any(|new| new.is_same_start(old));
+        self.draining.lock().extract_if(.., is_spared).collect()
+    }
+
+    /// They do not serve again after all.
+    pub fn drain(&self, spared: Vec<Draining>) {
+        self.draining.lock().extend(spared);
     }
 
     /// Ends all plugins, which need not wait for a generation any more, and gives each the time that it asks for. True once

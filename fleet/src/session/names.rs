@@ -55,6 +55,7 @@ impl NoSession {
             Self::Unknown => "unknown",
             Self::Released => "released",
             Self::TableFull => "table_full",
+            Self::PoolGone => "pool_gone",
         }
     }
 }

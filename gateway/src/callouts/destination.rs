@@ -4,16 +4,19 @@ use super::Callouts;
 use crate::generation::{BuildError, load_tls};
 use crate::higress::cluster;
 use crate::upstream::{ConnectionLimits, Target, Tls};
+use crate::workers::Worker;
 use hashbrown::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use turnstile_config::{Config, Dialect, NamedUpstream};
-use turnstile_fleet::worker::{WorkerView, fail_open};
+use turnstile_fleet::worker::{WorkerView, awaited, fail_open};
 
 /// How long an idle connection to an upstream is kept.
 pub(super) const IDLE: Duration = Duration::from_secs(30);
+/// How often a pool is looked at whose workers are still to come up.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// What a call to a worker may take, since workers have no limit of their own for it.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -136,17 +139,21 @@ async fn worker(callouts: &Callouts, pool: &str) -> Result<Arc<Target>, String> 
     let mut fleet = callouts.fleet.subscribe();
     let fleet = fleet.wait_for(|fleet| fleet.strong_count() > 0).await;
     let fleet = fleet.ok().and_then(|fleet| fleet.upgrade()).ok_or("the gateway has no workers yet")?;
-    let settings = fleet.settings();
-    let found = settings.pools.iter().find(|(_, name, _)| &**name == pool);
-    let (_, _, workers) = found.ok_or_else(|| format!("the pool {pool} is gone"))?;
-    let mut views: Vec<WorkerView> = workers.iter().map(|worker| worker.view(0)).collect();
-    fail_open(&mut views, &[]);
-    let ready: Vec<Arc<Target>> = workers
-        .iter()
-        .zip(&views)
-        .filter(|(_, view)| view.is_ready())
-        .filter_map(|(worker, _)| worker.target())
-        .collect();
+    let ready = loop {
+        let settings = fleet.settings();
+        let found = settings.pools.iter().find(|found| &*found.name == pool);
+        let workers = &found.ok_or_else(|| format!("the pool {pool} is gone"))?.workers;
+        let mut views: Vec<WorkerView> = workers.iter().map(|worker| worker.view(0)).collect();
+        fail_open(&mut views, &[]);
+        let reached = |(worker, view): (&Arc<Worker>, &WorkerView)| view.is_ready().then(|| worker.target()).flatten();
+        let ready: Vec<Arc<Target>> = workers.iter().zip(&views).filter_map(reached).collect();
+        // A reload takes workers away once their pool has others, and those are waited for as turns do.
+        let went = workers.iter().any(|worker| worker.is_removed());
+        if !ready.is_empty() || !(awaited(&views) || went) {
+            break ready;
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    };
     let turn = callouts.turn.fetch_add(1, Ordering::Relaxed);
     let at = turn.checked_rem(ready.len()).ok_or_else(|| format!("no worker of the pool {pool} is ready"))?;
     ready.into_iter().nth(at).ok_or_else(|| format!("no worker of the pool {pool} is ready"))

@@ -4,7 +4,9 @@
 use super::Connection;
 use crate::errors::{Kind, Refusal};
 use crate::gateway::Gateway;
+use crate::generation::PoolRuntime;
 use crate::respond::{send, send_json, send_refusal};
+use crate::upstream::Target;
 use crate::workers::reports::Models;
 use bytes::Bytes;
 use http::Method;
@@ -102,17 +104,12 @@ async fn options(client: &mut ServerSession, path: &str, request_id: &str) -> Co
 }
 
 fn health(gateway: &Gateway) -> (u16, Value) {
-    let ready = gateway.ready_workers();
-    let stopping = gateway.is_stopping();
-    let status = if stopping {
-        "stopping"
-    } else if ready == 0 {
-        "no_worker"
-    } else {
-        "ready"
+    let (code, status) = match () {
+        () if gateway.is_stopping() => (503, "stopping"),
+        () if gateway.takes_turns() => (200, "ready"),
+        () => (503, "no_worker"),
     };
-    let code = if status == "ready" { 200 } else { 503 };
-    (code, json!({"status": status, "ready_workers": ready}))
+    (code, json!({"status": status, "ready_workers": gateway.ready_workers()}))
 }
 
 /// The cards of all pools, each model once: what the pools' workers tell, and models that only the configuration names.
@@ -121,9 +118,9 @@ async fn models(gateway: &Arc<Gateway>) -> Vec<Value> {
     let mut cards: Vec<Value> = Vec::new();
     let known = |cards: &[Value], id: &str| cards.iter().any(|c| c["id"] == id);
     for pool in &generation.pools {
-        let worker = pool.workers.iter().find(|w| w.answers_probes()).and_then(|w| w.target());
+        let worker = tokio::time::timeout(MODELS_TIMEOUT, one_that_answers(gateway, pool)).await;
         let mut told = Models::default();
-        if let Some(target) = worker {
+        if let Some(target) = worker.ok().flatten() {
             let reply =
                 gateway.fleet.upstream.exchange(&target, "GET", "/v1/models", None, MODELS_TIMEOUT, MODELS_LIMIT);
             match reply.await {
@@ -145,6 +142,19 @@ async fn models(gateway: &Arc<Gateway>) -> Vec<Value> {
         }
     }
     cards
+}
+
+/// A worker of a pool that answers; one that a start or a reload has brought is waited for until it was probed.
+async fn one_that_answers(gateway: &Gateway, pool: &PoolRuntime) -> Option<Arc<Target>> {
+    let workers = gateway.fleet.candidates(pool, &[]).workers;
+    let answers = || workers.iter().find(|worker| worker.answers_probes()).and_then(|worker| worker.target());
+    for worker in workers.iter().filter(|worker| !worker.is_probed()) {
+        if answers().is_some() {
+            break;
+        }
+        worker.first_probe().await;
+    }
+    answers()
 }
 
 async fn model(gateway: &Arc<Gateway>, id: &str) -> Result<(u16, Value), Refusal> {

@@ -378,7 +378,7 @@ impl TurnInProgress<'_> {
             BusyOption::Refuse => wait_until.min(began.saturating_add(REFUSE_GRACE_MS)),
         };
         let mut waiter: Option<Waiter> = None;
-        let mut waits_for_any = false;
+        let mut awaited_since = None;
         loop {
             let ticket = waiter.as_ref().map(Waiter::ticket);
             let (pinned, busy) = placement::pinned(&self.gateway.fleet, self.pool()?, &self.turn, ticket);
@@ -386,8 +386,12 @@ impl TurnInProgress<'_> {
                 busy
             } else {
                 if permit.is_none() {
-                    let pinned = pinned.filter(|_| !waits_for_any);
-                    *permit = Some(self.enter(client, Wish { pinned, ..*wish }).await?);
+                    let wish = match awaited_since {
+                        None => Wish { pinned, ..*wish },
+                        // It has its place by when it came first, and waits as long as it would have.
+                        Some(since) => wish.again_after(now_ms().saturating_sub(since)),
+                    };
+                    *permit = Some(self.enter(client, wish).await?);
                 }
                 let request = Request {
                     turn: &self.turn,
@@ -411,7 +415,7 @@ impl TurnInProgress<'_> {
                     // The room that it was let through for went in a reload, and the workers that came were not up yet.
                     Err(NoPlace::Awaited) => {
                         *permit = None;
-                        waits_for_any = true;
+                        awaited_since.get_or_insert(began);
                         continue;
                     }
                     Err(NoPlace::Paused) => {

@@ -1,7 +1,7 @@
 //! The hosts that a request can go to, as `proxy_get_upstream_hosts` lists them: each worker of its pool, with its load as text
 //! in Prometheus' format and under vLLM's names, which is what load balancers written for Higress read.
 
-use crate::fleet_state::Fleet;
+use crate::fleet_state::{Candidates, Fleet};
 use crate::generation::{Generation, PoolRuntime};
 use crate::workers::Worker;
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use serde_json::json;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use turnstile_fleet::body::scan;
-use turnstile_fleet::worker::{WorkerView, fail_open};
+use turnstile_fleet::worker::WorkerView;
 
 /// Where the hosts of one exchange are looked up.
 pub struct Hosts(Source);
@@ -43,9 +43,7 @@ impl Hosts {
         };
         let model = model_of(generation, body);
         let Some(pool) = pool_of(generation, model.as_deref()) else { return Vec::new() };
-        let workers = fleet.workers_of(pool.index).unwrap_or_else(|| pool.workers.clone());
-        let mut views: Vec<WorkerView> = workers.iter().map(|worker| worker.view(0)).collect();
-        fail_open(&mut views, &[]);
+        let Candidates { workers, views, .. } = fleet.candidates(pool, &[]);
         let shown = model.unwrap_or_default();
         workers.iter().zip(&views).map(|(worker, view)| (address(worker), host(view, &shown))).collect()
     }

@@ -65,7 +65,7 @@ impl Fleet {
         self.metrics.worker_faults.with_label_values(&[&*worker.id, name]).inc();
         let settings = self.settings();
         let options = &settings.probe.ejection;
-        let pool = settings.pools.iter().map(|(_, _, workers)| workers).find(|workers| holds(workers, worker));
+        let pool = settings.pools.iter().map(|pool| &pool.workers).find(|workers| holds(workers, worker));
         let Some(workers) = pool else { return };
         // One at a time, so that two workers that fail together do not both take the last place.
         let _one = self.ejecting.lock();
@@ -100,7 +100,7 @@ impl Fleet {
     /// Turns that wait on a worker for the beginning of an answer go elsewhere, if there is somewhere else.
     pub(crate) fn take_turns_off(&self, worker: &Arc<Worker>) {
         let settings = self.settings();
-        let pool = settings.pools.iter().map(|(_, _, workers)| workers).find(|workers| holds(workers, worker));
+        let pool = settings.pools.iter().map(|pool| &pool.workers).find(|workers| holds(workers, worker));
         let elsewhere = |w: &Arc<Worker>| w.index != worker.index && w.state() == WorkerState::Ready;
         if pool.is_some_and(|workers| workers.iter().any(elsewhere)) {
             worker.stuck.notify_waiters();

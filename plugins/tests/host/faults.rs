@@ -98,11 +98,11 @@ impl PluginServices for Busy {
 #[test]
 fn a_guest_that_is_kept_waiting_by_the_machine_does_not_loop() {
     let guest = Guest::on_request_headers(
-        "(local $n i32)
+        "(local $times i32)
          (loop $again
            (drop (call $log (i32.const 2) (i32.const 0) (i32.const 1)))
-           (local.set $n (i32.add (local.get $n) (i32.const 1)))
-           (br_if $again (i32.lt_u (local.get $n) (i32.const 6))))",
+           (local.set $times (i32.add (local.get $times) (i32.const 1)))
+           (br_if $again (i32.lt_u (local.get $times) (i32.const 6))))",
     );
     let mut spec = guest.spec();
     spec.limits.callback_deadline_ms = 10;

@@ -135,7 +135,8 @@ impl Client {
                     // What follows the first are trailers.
                     statuses.entry(frame.stream).or_insert_with(|| status(&frame.payload));
                 }
-                RST_STREAM => panic!("stream {} is reset: {}", frame.stream, code(&frame.payload)),
+                // What still comes for a stream that was refused is answered with a reset of its own.
+                RST_STREAM if streams.contains(&frame.stream) => panic!("stream {} is reset: {}", frame.stream, code(&frame.payload)),
                 GOAWAY => panic!("the connection ends: {}", code(&frame.payload[4..])),
                 _ => {}
             }
