@@ -136,7 +136,9 @@ impl Client {
                     statuses.entry(frame.stream).or_insert_with(|| status(&frame.payload));
                 }
                 // What still comes for a stream that was refused is answered with a reset of its own.
-                RST_STREAM if streams.contains(&frame.stream) => panic!("stream {} is reset: {}", frame.stream, code(&frame.payload)),
+                RST_STREAM if streams.contains(&frame.stream) => {
+                    panic!("stream {} is reset: {}", frame.stream, code(&frame.payload))
+                }
                 GOAWAY => panic!("the connection ends: {}", code(&frame.payload[4..])),
                 _ => {}
             }
