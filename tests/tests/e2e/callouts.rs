@@ -101,6 +101,25 @@ async fn a_turn_that_a_policy_held_over_a_reload_waits_for_the_workers_that_came
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pool_is_called_when_its_workers_are_up_that_a_reload_has_brought() {
+    let plugin = PluginText::new("gate", "gate.wasm", "filter")
+        .key("upstreams = [\"default\"]")
+        .key("callback_timeout_ms = 60000")
+        .key("pause_timeout_ms = 60000");
+    let setup = setup(&Service::start().await, &gate("default", "/v1/models", 0), plugin);
+    let mut rig = setup.set("routing.unhealthy_after", "1000").workers(2).pool("default", "", &[0]).start().await;
+    rig.workers[1].faults().add(Fault::always(FaultKind::Status(503, None)).on("/ready"));
+    rig.edit(|setup| setup.set_pool_workers("default", &[1]));
+    rig.generation(2).await;
+    let mut waiting = rig.begin(&Request::json(CHAT, &chat("Hello"))).await;
+    until("it is asked for", async || rig.workers[1].on("/ready").len() > 2).await;
+    rig.workers[1].faults().clear();
+    let answer = waiting.answer().await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(rig.workers[1].on(CHAT).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn calls_that_fail_are_answered_with_their_reason() {
     let service = Service::start().await;
     for (path, timeout_ms, reason) in

@@ -32,6 +32,7 @@ mod filter_ends;
 mod filter_pauses;
 mod filters;
 mod flow_control;
+mod gone_workers;
 mod higress;
 mod higress_redis;
 mod hints;

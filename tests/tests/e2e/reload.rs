@@ -241,30 +241,6 @@ async fn no_turn_is_refused_while_all_workers_are_exchanged_for_new_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_turn_that_came_before_its_pool_went_is_served_by_the_workers_it_had() {
-    let setup = Setup::new().workers(2).pool("old", "models = [\"old\"]", &[0]).pool("default", "", &[1]);
-    let mut rig = setup.start().await;
-    let mut body = chat("Hello");
-    body["model"] = json!("old");
-    body["nvext"] = json!({"session_control": {"session_id": "s", "action": "bind"}});
-    let request = Request::json(CHAT, &body).header("expect", "100-continue");
-    let mut connection = rig.connect().await;
-    connection.write(&request.head()).await;
-    assert_eq!(connection.head().await.status, 100, "it is on its way, with the generation that served then");
-    rig.edit(|setup| setup.drop_pool("old"));
-    rig.generation(2).await;
-    until("the pool's worker is gone", async || rig.gateway().fleet.workers.current().len() == 1).await;
-    connection.write(&request.framed_body()).await;
-    let answer = connection.answer().await;
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    assert_eq!(rig.workers[0].on(CHAT).len(), 1);
-    let record = rig.record_of(&answer).await;
-    assert_eq!((&record["generation"], &record["pool"]), (&json!(1), &json!("old")));
-    // Nothing is left of it, a session least of all.
-    until("the worker is forgotten", async || rig.gateway().fleet.workers.leaving().is_empty()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn turns_that_wait_stay_in_the_queue_over_a_reload() {
     let mut rig = Setup::new().set("admission.max_in_flight_per_worker", "1").start().await;
     rig.worker().hold().await;
