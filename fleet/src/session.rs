@@ -38,7 +38,7 @@ use crate::worker::{Capabilities, WorkerView};
 pub use hold::{AttemptEnd, Hold, Parting, RELEASE_AFTER_MS, RELEASE_UNTOLD_MS, Refused, release_after_ms};
 pub use inspect::{Counts, SessionView};
 pub use note::ContextNote;
-pub use saved::{EngineChange, HeldEngine, Restored, SavedSession};
+pub use saved::{EngineChange, HeldEngine, Left, Restored, SavedSession};
 pub use table::Sessions;
 pub use waiting::WaitTicket;
 

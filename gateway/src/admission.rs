@@ -16,8 +16,17 @@ use turnstile_fleet::queue::{Full, Queue, QueueOptions, Ticket};
 
 /// Free places as the fleet stands now.
 pub trait Room: Send + Sync {
-    /// Turns that the pool's workers could take now; for a pinned turn, that its worker could take.
-    fn free(&self, pool: u32, pinned: Option<WorkerId>) -> u32;
+    /// Turns that the pool's workers could take now; for a turn pinned to a worker that is there, that this one could take.
+    fn free(&self, pool: u32, pinned: Option<WorkerId>) -> Places;
+}
+
+/// Places that are free.
+#[derive(Debug, Clone, Copy)]
+pub enum Places {
+    /// On any worker of the pool.
+    OfPool(u32),
+    /// On the worker that the turn is pinned to.
+    OfWorker(u32),
 }
 
 /// What a turn needs to be let through.
@@ -42,12 +51,11 @@ pub struct Wish {
 }
 
 impl Wish {
-    /// The wish of a turn that has spent so many ms and was let through to no avail. It may go to any worker.
-    pub fn again_after(&self, spent_ms: u64) -> Self {
+    /// The wish of a turn that has waited in the queue for so many ms already.
+    pub fn after(&self, spent_ms: u64) -> Self {
         Self {
             head_start_ms: self.head_start_ms.saturating_add(i64::try_from(spent_ms).unwrap_or(i64::MAX)),
             max_wait_ms: self.max_wait_ms.saturating_sub(spent_ms),
-            pinned: None,
             ..*self
         }
     }
@@ -106,11 +114,10 @@ struct Inner {
 impl Inner {
     /// Whether a place is free beyond the permits that are out.
     fn admissible(&self, room: &dyn Room, pool: u32, pinned: Option<WorkerId>) -> bool {
-        let out = match pinned {
-            Some(worker) => self.pinned.get(&worker).copied().unwrap_or(0),
-            None => self.permits.get(&pool).copied().unwrap_or(0),
-        };
-        room.free(pool, pinned) > out
+        match room.free(pool, pinned) {
+            Places::OfPool(free) => free > self.permits.get(&pool).copied().unwrap_or(0),
+            Places::OfWorker(free) => free > pinned.and_then(|worker| self.pinned.get(&worker)).copied().unwrap_or(0),
+        }
     }
 
     fn take(&mut self, pool: u32, pinned: Option<WorkerId>) {

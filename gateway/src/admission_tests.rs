@@ -3,16 +3,17 @@ use super::*;
 use std::sync::atomic::AtomicU32;
 
 /// A set number of places in pool 0; any other pool is idle.
-struct Places(AtomicU32);
+struct Free(AtomicU32);
 
-impl Room for Places {
-    fn free(&self, pool: u32, _pinned: Option<WorkerId>) -> u32 {
-        if pool == 0 { self.0.load(Ordering::SeqCst) } else { 1 }
+impl Room for Free {
+    fn free(&self, pool: u32, pinned: Option<WorkerId>) -> Places {
+        let free = if pool == 0 { self.0.load(Ordering::SeqCst) } else { 1 };
+        if pinned.is_some() { Places::OfWorker(free) } else { Places::OfPool(free) }
     }
 }
 
-fn admission(free: u32, max: usize) -> (Arc<Admission>, Arc<Places>) {
-    let places = Arc::new(Places(AtomicU32::new(free)));
+fn admission(free: u32, max: usize) -> (Arc<Admission>, Arc<Free>) {
+    let places = Arc::new(Free(AtomicU32::new(free)));
     let options = QueueOptions { max_tickets: max, max_bytes: 1 << 20, fairness: None };
     let admission = Arc::new(Admission::new(options, places.clone(), Arc::new(Metrics::new().unwrap())));
     admission.configure(options, HashMap::from_iter([(0, "p".into())]));
@@ -140,4 +141,11 @@ async fn a_full_queue_of_one_pool_is_in_no_other_pools_way() {
     let other = admission.enter(Wish { pool: 1, ..wish() }).await;
     assert_eq!(other.ok().and_then(|p| p.waited_ms), None);
     assert_eq!(admission.depth(), 1);
+}
+
+#[test]
+fn what_was_waited_already_counts_in_place_and_time() {
+    let wish = wish().after(200);
+    assert_eq!((wish.head_start_ms, wish.max_wait_ms), (200, 59_800));
+    assert_eq!(wish.after(100_000).max_wait_ms, 0);
 }

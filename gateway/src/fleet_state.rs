@@ -1,7 +1,7 @@
 //! What is known of the fleet, for the life of the process: workers, prefix index, sessions, queue. Generations come and
 //! go above it.
 
-use crate::admission::{Admission, Room};
+use crate::admission::{Admission, Places, Room};
 use crate::clock::now_ms;
 use crate::generation::PoolRuntime;
 use crate::metrics::Metrics;
@@ -13,13 +13,14 @@ use arc_swap::ArcSwap;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use turnstile_fleet::ids::WorkerId;
 use turnstile_fleet::index::PrefixIndex;
 use turnstile_fleet::prefix::BytesPerToken;
 use turnstile_fleet::queue::QueueOptions;
 use turnstile_fleet::retry::{BudgetOptions, RetryBudget};
-use turnstile_fleet::session::{Held, SessionOptions};
+use turnstile_fleet::session::{Held, Left, SessionOptions};
 use turnstile_fleet::worker::{LimitOptions, WorkerState, WorkerView, fail_open, room};
 
 /// Pools kept that the configuration does not name any more; the latest stay.
@@ -48,6 +49,8 @@ pub struct Fleet {
     budgets: Mutex<HashMap<u32, RetryBudget>>,
     /// Held while a worker is judged.
     pub(crate) ejecting: Mutex<()>,
+    /// Some worker has been ready.
+    was_ready: AtomicBool,
     /// Numbers of pools, by name: what waits in the queue keeps its pool over a reload.
     pool_ids: Mutex<HashMap<String, u32>>,
 }
@@ -76,8 +79,19 @@ pub struct Candidates {
     pub workers: Vec<Arc<Worker>>,
     /// Each as it is now.
     pub views: Vec<WorkerView>,
-    /// The configuration does not name their pool any more.
-    pub pool_is_gone: bool,
+    /// What became of their pool.
+    pub pool: Standing,
+}
+
+/// What became of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// The configuration names it.
+    Named,
+    /// It named it before, and turns that came then are served still.
+    Gone,
+    /// Too many pools have gone since: nothing is known of its room.
+    Forgotten,
 }
 
 /// What a generation says about the fleet.
@@ -108,18 +122,18 @@ pub struct FleetSettings {
 }
 
 impl Room for FleetView {
-    fn free(&self, pool: u32, pinned: Option<WorkerId>) -> u32 {
+    fn free(&self, pool: u32, pinned: Option<WorkerId>) -> Places {
         let settings = self.settings.load();
         // A turn of a session whose worker was removed goes wherever there is room.
         if let Some(worker) = pinned.and_then(|worker| self.workers.get(worker)).filter(|worker| !worker.is_removed()) {
             // Its row is held by its session already, so only the worker's own answer counts.
-            return worker.view(0).free_places(&settings.limits);
+            return Places::OfWorker(worker.view(0).free_places(&settings.limits));
         }
-        settings.find(pool).map_or(u32::MAX, |(pool, gone)| {
+        Places::OfPool(settings.find(pool).map_or(u32::MAX, |(pool, gone)| {
             let mut views = self.views(&pool.workers, gone);
             fail_open(&mut views, &[]);
             room(&views, &settings.limits)
-        })
+        }))
     }
 }
 
@@ -137,12 +151,22 @@ impl FleetView {
         let mut held = Vec::new();
         self.sessions.held(workers.iter().map(|w| w.index), &mut held);
         let view = |(worker, held): (&Arc<Worker>, &Held)| {
-            let mut view = worker.view(held.idle_rows);
-            // Turns that came before the pool went have nowhere else to go, and nobody probes its workers any more.
+            let view = worker.view(held.idle_rows);
+            // Turns that came before the pool went have nowhere else to go. Nobody probes its workers any more, so all that is known
+            // of their load is what we send them.
             if pool_is_gone && worker.is_removed() && !worker.is_draining() {
-                view.state = WorkerState::Ready;
+                WorkerView {
+                    state: WorkerState::Ready,
+                    running: 0,
+                    waiting: 0,
+                    waiting_uncached_tokens: 0,
+                    kv_used_tokens: 0,
+                    in_flight_at_load: 0,
+                    ..view
+                }
+            } else {
+                view
             }
-            view
         };
         workers.iter().zip(&held).map(view).collect()
     }
@@ -183,6 +207,7 @@ impl Fleet {
             bytes_per_token: Mutex::new(HashMap::new()),
             budgets: Mutex::new(HashMap::new()),
             ejecting: Mutex::new(()),
+            was_ready: AtomicBool::new(false),
             pool_ids: Mutex::new(HashMap::new()),
         }
     }
@@ -216,10 +241,14 @@ impl Fleet {
     pub fn candidates(&self, pool: &PoolRuntime, excluded: &[WorkerId]) -> Candidates {
         let settings = self.view.settings.load();
         let found = settings.find(pool.index).map(|(pool, gone)| (pool.workers.clone(), gone));
-        let (workers, pool_is_gone) = found.unwrap_or_else(|| (pool.workers.clone(), true));
-        let mut views = self.view.views(&workers, pool_is_gone);
+        let (workers, pool) = match found {
+            Some((workers, false)) => (workers, Standing::Named),
+            Some((workers, true)) => (workers, Standing::Gone),
+            None => (pool.workers.clone(), Standing::Forgotten),
+        };
+        let mut views = self.view.views(&workers, pool != Standing::Named);
         fail_open(&mut views, excluded);
-        Candidates { workers, views, pool_is_gone }
+        Candidates { workers, views, pool }
     }
 
     /// A turn came to a pool.
@@ -233,6 +262,11 @@ impl Fleet {
         let workers = settings.find(pool).map(|(pool, _)| pool.workers.as_slice()).unwrap_or_default();
         let in_progress = workers.iter().map(|w| u64::from(w.with_model(|m| m.flights.in_flight()))).sum();
         self.budgets.lock().entry(pool).or_default().take(now_ms(), in_progress, options)
+    }
+
+    /// True once some worker has been ready.
+    pub fn was_ready(&self) -> bool {
+        self.was_ready.load(Ordering::Relaxed)
     }
 
     /// The present settings.
@@ -258,9 +292,11 @@ impl Fleet {
     /// learned after the worker was removed. Closes connections that have waited too long.
     pub fn sweep(&self) {
         self.upstream.sweep();
-        // Turns of earlier generations, which may yet come to a pool that is gone.
-        if self.metrics.generations_alive.get() <= 1 && !self.settings().gone.is_empty() {
-            self.view.settings.rcu(|settings| FleetSettings { gone: Vec::new(), ..FleetSettings::clone(settings) });
+        // Without an earlier generation there are no turns of pools that are gone. One that is begun meanwhile has others.
+        let before = self.view.settings.load();
+        if !before.gone.is_empty() && self.metrics.generations_alive.get() <= 1 {
+            let settings = FleetSettings { gone: Vec::new(), ..FleetSettings::clone(&before) };
+            self.view.settings.compare_and_swap(&before, Arc::new(settings));
         }
         let settings = self.settings();
         let may_serve = |worker: &Arc<Worker>| {
@@ -270,12 +306,12 @@ impl Fleet {
         let mut held = Vec::new();
         self.sessions.held(leaving.iter().map(|w| w.index), &mut held);
         for (worker, held) in leaving.iter().zip(held) {
+            let left = self.sessions.left_on(worker.index);
             // A turn that was placed there just before has begun a session since.
-            if held.sessions > 0 || self.sessions.engines_on(worker.index) > 0 {
+            if held.sessions > 0 || left == Left::More {
                 self.sessions.worker_removed(worker.index);
-                continue;
             }
-            if worker.view(0).in_flight > 0 || may_serve(worker) {
+            if left != Left::Nothing || worker.view(0).in_flight > 0 || may_serve(worker) {
                 continue;
             }
             self.index.lock().forget(worker.index);
@@ -324,6 +360,7 @@ impl Fleet {
 
 impl WorkerEvents for Fleet {
     fn ready(&self, worker: &Arc<Worker>) {
+        self.was_ready.store(true, Ordering::Relaxed);
         self.set_index_capacity(worker);
         self.sessions.worker_back(worker.index);
         self.admission.dispatch();

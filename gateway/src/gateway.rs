@@ -98,12 +98,11 @@ impl Gateway {
         self.fleet.settings().pools.iter().map(ready).sum()
     }
 
-    /// Whether turns are served: at once, or when workers are up that a reload has brought.
+    /// Whether turns are served: at once, or, once the gateway has had a worker, when one is up that a reload has brought.
     pub fn takes_turns(&self) -> bool {
-        let reloaded = self.generation.load().number > 1;
         let takes = |pool: &FleetPool| {
             let views = pool_views(pool);
-            views.iter().any(WorkerView::is_ready) || reloaded && awaited(&views)
+            views.iter().any(WorkerView::is_ready) || self.fleet.was_ready() && awaited(&views)
         };
         self.fleet.settings().pools.iter().any(takes)
     }

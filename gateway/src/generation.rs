@@ -321,12 +321,17 @@ impl Prepared {
     pub fn revive(&self, ticks: &Ticks) -> Result<(), BuildError> {
         // First, or the time of one could be over just after it was looked at.
         let spared = ticks.spare(self.chain.iter().map(|member| &member.plugin));
-        let revived = self.chain.iter().try_for_each(|member| {
+        let retired: Vec<_> = self.chain.iter().filter(|member| member.plugin.is_retired()).collect();
+        let revived = retired.iter().try_for_each(|member| {
             let fail = |error| BuildError::Plugin { path: member.source.clone(), error };
             member.plugin.revive().map_err(fail)
         });
-        // Those that could be revived are retired once more when their time is looked at.
-        revived.inspect_err(|_| ticks.drain(spared))
+        revived.inspect_err(|_| {
+            for member in retired {
+                member.plugin.retire();
+            }
+            ticks.drain(spared);
+        })
     }
 
     /// The generations that plugins were taken over from, to be held until the new one is known to the plugins' clock.
@@ -375,6 +380,8 @@ impl Prepared {
                 workers,
             });
         }
+        // Counted before the fleet hears of it: as long as it is the only one, nobody needs the pools that it is without.
+        let alive = Alive::new(&fleet.metrics.generations_alive);
         fleet.configure(fleet_settings(&config, &pools));
         for worker in adopted.added {
             fleet.watch(worker);
@@ -409,7 +416,7 @@ impl Prepared {
             },
             log_candidates: LOG_CANDIDATES,
             loaded_at: crate::clock::unix_ms(),
-            _alive: Alive::new(&fleet.metrics.generations_alive),
+            _alive: alive,
             config,
         }
     }

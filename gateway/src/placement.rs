@@ -2,7 +2,7 @@
 //! is looked up or begun.
 
 use crate::deliberation::{Deliberation, Host, Scene, Stop, cached_tokens, decided_key, session_plan};
-use crate::fleet_state::{Candidates, Fleet};
+use crate::fleet_state::{Candidates, Fleet, Standing};
 use crate::generation::{Generation, PoolRuntime};
 use crate::higress::Kept;
 use crate::policy::TurnPolicies;
@@ -109,8 +109,8 @@ pub struct Choice {
     pub decision: Decision,
     /// The workers, in order of their index.
     workers: Vec<Arc<Worker>>,
-    /// The present configuration does not name their pool any more.
-    pool_is_gone: bool,
+    /// What became of their pool.
+    standing: Standing,
     /// The workers as they were seen.
     pub views: Arc<[WorkerView]>,
     /// Tokens of the turn that each is believed to have cached.
@@ -150,7 +150,7 @@ pub fn choose(
 ) -> Result<Choice, NoPlace> {
     let turn = request.turn;
     // A turn that waited through a reload goes to the workers there are now.
-    let Candidates { workers, views, pool_is_gone } = fleet.candidates(pool, request.excluded);
+    let Candidates { workers, views, pool: standing } = fleet.candidates(pool, request.excluded);
     let views: Arc<[WorkerView]> = views.into();
     let bytes_per_token = fleet.bytes_per_token(&pool.name);
     let mut matched = Vec::new();
@@ -173,7 +173,7 @@ pub fn choose(
         _ => Kept::Unavailable,
     });
     let Scene { views, cached, session } = scene;
-    Ok(Choice { decision, workers, pool_is_gone, views, cached, matched, followed, session, wanted: kept })
+    Ok(Choice { decision, workers, standing, views, cached, matched, followed, session, wanted: kept })
 }
 
 /// Places a turn.
@@ -195,10 +195,14 @@ pub fn place(
         let choice = choose(fleet, generation, pool, request, policies)?;
         let Some(at) = choice.decision.route.target.and_then(|target| choice.at(target)) else {
             // A reload took them away as they were looked at: by now the pool has others.
-            if again > 0 && !choice.pool_is_gone && choice.workers.iter().any(|worker| worker.is_removed()) {
+            if again > 0
+                && choice.standing == Standing::Named
+                && choice.workers.iter().any(|worker| worker.is_removed())
+            {
                 continue;
             }
-            return Err(if awaited(&choice.views) { NoPlace::Awaited } else { NoPlace::NoWorker });
+            let awaited = choice.standing != Standing::Forgotten && awaited(&choice.views);
+            return Err(if awaited { NoPlace::Awaited } else { NoPlace::NoWorker });
         };
         let (Some(worker), Some(seen)) = (choice.workers.get(at), choice.views.get(at)) else {
             return Err(NoPlace::NoWorker);
@@ -206,7 +210,7 @@ pub fn place(
         // Another turn may have taken the place that this one saw; a full worker that was chosen as such stays chosen.
         let limits = &generation.decide.limits;
         let filled = |now: &WorkerView| {
-            let lost = seen.is_ready() && !now.is_ready() && !choice.pool_is_gone;
+            let lost = seen.is_ready() && !now.is_ready() && choice.standing == Standing::Named;
             again > 0 && (now.at_limit(limits) && !seen.at_limit(limits) || lost)
         };
         let uncached = request.prompt_tokens.saturating_sub(choice.cached.get(at).copied().unwrap_or(0));
@@ -220,7 +224,7 @@ pub fn place(
 
     let (lease, no_session) = match decided_key(generation.seed, turn, decision).map(|key| pool.session_key(key)) {
         // No session begins on a worker that nobody will find again.
-        Some(_) if turn.route.generates() && choice.pool_is_gone && worker.is_removed() => {
+        Some(_) if turn.route.generates() && choice.standing != Standing::Named && worker.is_removed() => {
             (None, Some(NoSession::PoolGone))
         }
         Some(key) if turn.route.generates() => {

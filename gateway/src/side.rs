@@ -2,8 +2,8 @@
 //!
 //! All of them together are bounded, and one worker has no more than its share of that, so that a hung worker leaves room for
 //! the others. A close that fails or finds no room is not lost: the session table sends it again. Aborts have room and places of
-//! their own, with the same bounds: they make places free, and a turn may be waiting for them. What is meant for a worker that the configuration no
-//! longer names is cancelled, but for closes, which are tried once.
+//! their own, with the same bounds: they make places free, and a turn may be waiting for them. A prefill for a worker that the
+//! configuration no longer names is cancelled; closes and aborts are tried.
 
 use crate::metrics::Metrics;
 use crate::upstream::{ExchangeError, Reply, Upstream};

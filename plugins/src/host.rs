@@ -164,8 +164,8 @@ pub(crate) struct Host {
     pub(crate) consumer: u64,
     pub(crate) root_end: RootEnd,
     pub(crate) limiter: MemoryLimiter,
-    /// The callback is past its deadline and in its grace: CPU time of the thread when it was found to be.
-    pub(crate) late_at: Option<Duration>,
+    /// The callback is past its deadline and in its grace: CPU time of the thread when it was found to be, and when that was.
+    pub(crate) late_at: Option<(Duration, Instant)>,
     /// The callback has waited once for the owner of a stream.
     pub(crate) met: bool,
     /// Kept for its capacity.

@@ -25,6 +25,8 @@ use crate::runtime::{Runtime, cpu_time, epochs};
 /// CPU time that a callback gets after its deadline. The deadline is wall time: a thread that the system put aside may be past it
 /// without having run, and may be put aside again. One that is merely late ends within this; one that loops does not.
 const GRACE: Duration = Duration::from_millis(20);
+/// The longest that it gets in wall time: it may wait in host functions, for whoever reads the log.
+const LONGEST_GRACE: Duration = Duration::from_secs(2);
 
 /// Longest message of a fault, bytes; backtraces of deep recursion are long.
 const MAX_MESSAGE: usize = 4096;
@@ -92,12 +94,14 @@ impl Instance {
         store.limiter(|host| &mut host.limiter);
         store.epoch_deadline_callback(|mut store| {
             let host = store.data_mut();
-            let now = cpu_time();
+            let cpu = cpu_time();
             match host.late_at {
-                Some(then) if now.saturating_sub(then) >= GRACE => return Ok(UpdateDeadline::Interrupt),
+                Some((then, since)) if cpu.saturating_sub(then) >= GRACE || since.elapsed() >= LONGEST_GRACE => {
+                    return Ok(UpdateDeadline::Interrupt);
+                }
                 Some(_) => {}
                 None => {
-                    host.late_at = Some(now);
+                    host.late_at = Some((cpu, Instant::now()));
                     host.plugin.stats.late.fetch_add(1, Relaxed);
                 }
             }

@@ -527,11 +527,14 @@ fn at_a_worker_that_is_removed_each_close_is_tried_once() {
     }
     let failed = sessions.close(key(1)).remove(0);
     sessions.close_result(&failed.engine_id, CloseResult::Failed, 0);
+    assert_eq!(sessions.left_on(W), Left::More);
     let loss = sessions.worker_removed(W);
     assert_eq!((loss.unbound, loss.closes.len()), (vec![key(2)], 2), "the one that waits for another try as well");
+    assert_eq!(sessions.left_on(W), Left::Closes);
     for close in loss.closes {
         sessions.close_result(&close.engine_id, CloseResult::Failed, 1);
     }
+    assert_eq!(sessions.left_on(W), Left::Nothing);
     let left = sessions.counts();
     assert_eq!((left.engine_sessions, left.retrying, left.abandoned), (0, 0, 0));
     assert_eq!(sessions.held(W), Held::default());

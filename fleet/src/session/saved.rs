@@ -58,6 +58,17 @@ pub struct HeldEngine {
     pub timeout_ms: u64,
 }
 
+/// Engine sessions on a worker that was removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Left {
+    /// None.
+    Nothing,
+    /// Some that are closed, or given up, when their last turn has ended.
+    Closes,
+    /// Some of which the removal knows nothing yet.
+    More,
+}
+
 /// What happened to the engine sessions since the last look.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EngineChange {
@@ -201,6 +212,12 @@ impl Sessions {
     /// Engine sessions on a worker, of either kind, that are not known to be closed.
     pub fn engines_on(&self, worker: WorkerId) -> usize {
         self.engines.iter().filter(|(_, engine)| engine.spot.0 == worker).count()
+    }
+
+    /// What is left on a worker that was removed.
+    pub fn left_on(&self, worker: WorkerId) -> Left {
+        let on_it = self.engines.iter().filter(|(_, engine)| engine.spot.0 == worker);
+        on_it.fold(Left::Nothing, |left, (_, engine)| left.max(if engine.last_try { Left::Closes } else { Left::More }))
     }
 
     /// Whether an engine session is known.

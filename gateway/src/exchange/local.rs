@@ -9,6 +9,9 @@ use crate::respond::{send, send_json, send_refusal};
 use crate::upstream::Target;
 use crate::workers::reports::Models;
 use bytes::Bytes;
+use futures::StreamExt;
+use futures::future::join_all;
+use futures::stream::FuturesUnordered;
 use http::Method;
 use pingora_core::protocols::http::ServerSession;
 use serde_json::{Value, json};
@@ -117,18 +120,8 @@ async fn models(gateway: &Arc<Gateway>) -> Vec<Value> {
     let generation = gateway.generation.load_full();
     let mut cards: Vec<Value> = Vec::new();
     let known = |cards: &[Value], id: &str| cards.iter().any(|c| c["id"] == id);
-    for pool in &generation.pools {
-        let worker = tokio::time::timeout(MODELS_TIMEOUT, one_that_answers(gateway, pool)).await;
-        let mut told = Models::default();
-        if let Some(target) = worker.ok().flatten() {
-            let reply =
-                gateway.fleet.upstream.exchange(&target, "GET", "/v1/models", None, MODELS_TIMEOUT, MODELS_LIMIT);
-            match reply.await {
-                Ok(reply) if reply.is_success() => told = serde_json::from_slice(&reply.body).unwrap_or_default(),
-                Ok(reply) => tracing::warn!(pool = %pool.name, status = reply.status, "/v1/models failed"),
-                Err(error) => tracing::warn!(pool = %pool.name, %error, "/v1/models failed"),
-            }
-        }
+    let told = join_all(generation.pools.iter().map(|pool| told_by(gateway, pool))).await;
+    for (pool, told) in generation.pools.iter().zip(told) {
         for card in told.data {
             let Some(id) = card["id"].as_str() else { continue };
             if (pool.models.is_empty() || pool.models.iter().any(|m| m == id)) && !known(&cards, id) {
@@ -144,16 +137,26 @@ async fn models(gateway: &Arc<Gateway>) -> Vec<Value> {
     cards
 }
 
-/// A worker of a pool that answers; one that a start or a reload has brought is waited for until it was probed.
+/// What a worker of a pool tells of its models.
+async fn told_by(gateway: &Gateway, pool: &PoolRuntime) -> Models {
+    let Some(target) = one_that_answers(gateway, pool).await else { return Models::default() };
+    let reply = gateway.fleet.upstream.exchange(&target, "GET", "/v1/models", None, MODELS_TIMEOUT, MODELS_LIMIT);
+    match reply.await {
+        Ok(reply) if reply.is_success() => return serde_json::from_slice(&reply.body).unwrap_or_default(),
+        Ok(reply) => tracing::warn!(pool = %pool.name, status = reply.status, "/v1/models failed"),
+        Err(error) => tracing::warn!(pool = %pool.name, %error, "/v1/models failed"),
+    }
+    Models::default()
+}
+
+/// A worker of a pool that answers; those that a start or a reload has brought are waited for until one was probed well.
 async fn one_that_answers(gateway: &Gateway, pool: &PoolRuntime) -> Option<Arc<Target>> {
     let workers = gateway.fleet.candidates(pool, &[]).workers;
     let answers = || workers.iter().find(|worker| worker.answers_probes()).and_then(|worker| worker.target());
-    for worker in workers.iter().filter(|worker| !worker.is_probed()) {
-        if answers().is_some() {
-            break;
-        }
-        worker.first_probe().await;
-    }
+    let unprobed = workers.iter().filter(|worker| !worker.is_probed());
+    let mut probes: FuturesUnordered<_> = unprobed.map(|worker| worker.first_probe()).collect();
+    let probed = async { while answers().is_none() && probes.next().await.is_some() {} };
+    let _ = tokio::time::timeout(MODELS_TIMEOUT, probed).await;
     answers()
 }
 

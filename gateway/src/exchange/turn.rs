@@ -378,7 +378,8 @@ impl TurnInProgress<'_> {
             BusyOption::Refuse => wait_until.min(began.saturating_add(REFUSE_GRACE_MS)),
         };
         let mut waiter: Option<Waiter> = None;
-        let mut awaited_since = None;
+        let queued_before = self.exchange.record.queue_ms;
+        let mut let_through = false;
         loop {
             let ticket = waiter.as_ref().map(Waiter::ticket);
             let (pinned, busy) = placement::pinned(&self.gateway.fleet, self.pool()?, &self.turn, ticket);
@@ -386,12 +387,10 @@ impl TurnInProgress<'_> {
                 busy
             } else {
                 if permit.is_none() {
-                    let wish = match awaited_since {
-                        None => Wish { pinned, ..*wish },
-                        // It has its place by when it came first, and waits as long as it would have.
-                        Some(since) => wish.again_after(now_ms().saturating_sub(since)),
-                    };
-                    *permit = Some(self.enter(client, wish).await?);
+                    // One that was let through to no avail may go to any worker. Its time in the queue goes on.
+                    let wish = Wish { pinned: pinned.filter(|_| !let_through), ..*wish };
+                    let spent = self.exchange.record.queue_ms.saturating_sub(queued_before);
+                    *permit = Some(self.enter(client, wish, spent).await?);
                 }
                 let request = Request {
                     turn: &self.turn,
@@ -415,7 +414,7 @@ impl TurnInProgress<'_> {
                     // The room that it was let through for went in a reload, and the workers that came were not up yet.
                     Err(NoPlace::Awaited) => {
                         *permit = None;
-                        awaited_since.get_or_insert(began);
+                        let_through = true;
                         continue;
                     }
                     Err(NoPlace::Paused) => {
@@ -465,11 +464,13 @@ impl TurnInProgress<'_> {
         }
     }
 
-    async fn enter(&mut self, client: &mut ServerSession, wish: Wish) -> Result<Permit, Refusal> {
+    /// `spent_ms`: what the turn has waited in the queue already.
+    async fn enter(&mut self, client: &mut ServerSession, wish: Wish, spent_ms: u64) -> Result<Permit, Refusal> {
         let admission = Arc::clone(&self.gateway.fleet.admission);
+        let rest = wish.after(spent_ms);
         let entered = tokio::select! {
             biased;
-            entered = admission.enter(wish) => entered,
+            entered = admission.enter(rest) => entered,
             () = client_gone(client) => return Err(Refusal::new(Kind::ClientGone, "the client left")),
         };
         let status = self.exchange.generation.config.admission.overload_status.code();
@@ -488,7 +489,7 @@ impl TurnInProgress<'_> {
                     .with_retry_after(retry_after_s))
             }
             Err(Refused::Expired { retry_after_s }) => {
-                self.exchange.record.queue_ms += wish.max_wait_ms;
+                self.exchange.record.queue_ms += rest.max_wait_ms;
                 Err(Refusal::new(Kind::QueueTimeout, format!("no worker had room within {} ms", wish.max_wait_ms))
                     .with_status(status)
                     .with_retry_after(retry_after_s))

@@ -6,7 +6,7 @@ use crate::state::Journal;
 use std::sync::Arc;
 use turnstile_fleet::ids::{SessionKey, WorkerId};
 use turnstile_fleet::journal::{OpenRecord, Record};
-use turnstile_fleet::session::{EngineChange, HeldEngine, Restored, SavedSession, SessionMode, Sessions};
+use turnstile_fleet::session::{EngineChange, HeldEngine, Left, Restored, SavedSession, SessionMode, Sessions};
 
 impl SessionTable {
     /// From now on the journal is told of every engine session.
@@ -78,6 +78,11 @@ impl SessionTable {
     /// Whether an engine session is in the table.
     pub fn knows_engine(&self, id: &str) -> bool {
         self.table.lock().knows_engine(id)
+    }
+
+    /// What is left on a worker that was removed.
+    pub fn left_on(&self, worker: WorkerId) -> Left {
+        self.table.lock().left_on(worker)
     }
 
     /// Engine sessions on a worker that are not known to be closed.

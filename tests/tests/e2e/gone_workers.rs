@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use std::time::Duration;
+use turnstile_fleet::worker::WorkerView;
 use turnstile_sim::{Fault, FaultKind};
 use turnstile_tests::harness::{CHAT, Connection, Request, Rig, Setup, WorkerExt, chat, chat_with, until};
 
@@ -67,6 +68,34 @@ async fn turns_that_wait_for_a_pool_that_goes_do_not_rush_to_its_workers() {
         assert_eq!(turn.answer().await.status, 200);
     }
     assert_eq!(rig.workers[0].on(CHAT).len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_removed_worker_reported_last_keeps_no_turn_waiting() {
+    let setup = Setup::new().sim(|c| {
+        c.max_running_requests = 2;
+        c.speed = 1.0;
+    });
+    let mut rig = two_pools(setup).start().await;
+    // Full with what others send it.
+    let mut long = chat_with("[[sim:tokens=20000]]", json!({}));
+    long["max_tokens"] = json!(20_000);
+    long["stream"] = json!(true);
+    let mut others = Vec::new();
+    for _ in 0..2 {
+        let mut connection = Connection::open(rig.workers[0].addr()).await;
+        connection.send(&Request::json(CHAT, &long)).await;
+        others.push(connection);
+    }
+    let id = rig.workers[0].id();
+    let is_full = |view: WorkerView| view.occupancy() >= 2;
+    until("it reports that", async || is_full(rig.gateway().fleet.workers.by_id(&id).unwrap().view(0))).await;
+    let mut waiting = rig.begin(&Request::json(CHAT, &of_old("[[sim:tokens=2]]", "bind"))).await;
+    rig.until_queued(1).await;
+    rig.edit(|setup| setup.drop_pool("old"));
+    rig.generation(2).await;
+    drop(others);
+    assert_eq!(waiting.answer().await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
