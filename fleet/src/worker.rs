@@ -296,6 +296,16 @@ impl Worker {
         self.load = load;
     }
 
+    /// Nobody asks it any more: of its load nothing is known but the turns in flight.
+    pub fn forget_load(&mut self) {
+        self.in_flight_at_load = 0;
+        self.load = Load {
+            max_running: self.load.max_running,
+            kv_capacity_tokens: self.load.kv_capacity_tokens,
+            ..Load::default()
+        };
+    }
+
     /// Whether it takes turns: what its probes say, unless it is ejected.
     pub fn state(&self) -> WorkerState {
         if self.ejected().is_some() { WorkerState::Unhealthy } else { self.state }

@@ -197,6 +197,13 @@ fn a_view_shows_the_last_report_and_a_restart_forgets_it() {
     assert_eq!((view.in_flight, view.in_flight_at_load), (2, 1));
     assert_eq!((view.pending_prefill_tokens, view.expected_decode_tokens), (110, 50));
     assert_eq!(view.occupancy(), 7);
+    let mut removed = Worker::new("a:1", WorkerId(3));
+    let _flight = removed.flights.dispatch(100, 50);
+    removed.report(Load::parse(TWO_RANKS.as_bytes()).unwrap());
+    removed.forget_load();
+    let alone = removed.view(2);
+    assert_eq!((alone.occupancy(), alone.waiting, alone.kv_used_tokens), (1, 0, 0), "nothing but what we send it");
+    assert_eq!((alone.max_running, alone.kv_capacity_tokens), (view.max_running, view.kv_capacity_tokens));
     worker.restarted();
     assert_eq!((worker.view(0).running, worker.view(0).max_running, worker.view(0).occupancy()), (0, 0, 2));
     worker.flights.finish(flight);

@@ -151,22 +151,12 @@ impl FleetView {
         let mut held = Vec::new();
         self.sessions.held(workers.iter().map(|w| w.index), &mut held);
         let view = |(worker, held): (&Arc<Worker>, &Held)| {
-            let view = worker.view(held.idle_rows);
-            // Turns that came before the pool went have nowhere else to go. Nobody probes its workers any more, so all that is known
-            // of their load is what we send them.
+            let mut view = worker.view(held.idle_rows);
+            // Turns that came before the pool went have nowhere else to go.
             if pool_is_gone && worker.is_removed() && !worker.is_draining() {
-                WorkerView {
-                    state: WorkerState::Ready,
-                    running: 0,
-                    waiting: 0,
-                    waiting_uncached_tokens: 0,
-                    kv_used_tokens: 0,
-                    in_flight_at_load: 0,
-                    ..view
-                }
-            } else {
-                view
+                view.state = WorkerState::Ready;
             }
+            view
         };
         workers.iter().zip(&held).map(view).collect()
     }
@@ -298,11 +288,12 @@ impl Fleet {
             let settings = FleetSettings { gone: Vec::new(), ..FleetSettings::clone(&before) };
             self.view.settings.compare_and_swap(&before, Arc::new(settings));
         }
+        // In this order: the pools of one that leaves are those of settings that are there by then.
+        let leaving = self.workers.leaving();
         let settings = self.settings();
         let may_serve = |worker: &Arc<Worker>| {
             settings.gone.iter().flat_map(|pool| &pool.workers).any(|other| Arc::ptr_eq(other, worker))
         };
-        let leaving = self.workers.leaving();
         let mut held = Vec::new();
         self.sessions.held(leaving.iter().map(|w| w.index), &mut held);
         for (worker, held) in leaving.iter().zip(held) {

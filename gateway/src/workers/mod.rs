@@ -299,6 +299,8 @@ impl Worker {
             self.removed.store(true, Ordering::Release);
             // Turns that waited through a reload must not go there.
             model.state = WorkerState::Draining;
+            // Nobody asks it any more: all that is known of its load from now on is what we send it.
+            model.forget_load();
         }
         self.stop.cancel();
     }

@@ -284,7 +284,11 @@ impl Prober {
                 }
                 self.prefill_total = total;
                 self.worker.look_for_motion(&load, options, &*self.events);
-                self.worker.with_model(|m| m.report(load));
+                self.worker.with_model(|m| {
+                    if !self.worker.is_removed() {
+                        m.report(load);
+                    }
+                });
                 self.events.room(&self.worker);
             }
             Err(error) => tracing::debug!(worker = %self.worker.id, %error, "/v1/loads cannot be read"),
