@@ -80,7 +80,7 @@ pub struct Candidates {
     /// Each as it is now.
     pub views: Vec<WorkerView>,
     /// What became of their pool.
-    pub pool: Standing,
+    pub standing: Standing,
 }
 
 /// What became of a pool.
@@ -129,31 +129,39 @@ impl Room for FleetView {
             // Its row is held by its session already, so only the worker's own answer counts.
             return Places::OfWorker(worker.view(0).free_places(&settings.limits));
         }
-        Places::OfPool(settings.find(pool).map_or(u32::MAX, |(pool, gone)| {
-            let mut views = self.views(&pool.workers, gone);
+        Places::OfPool(settings.find(pool).map_or(u32::MAX, |(pool, standing)| {
+            let mut views = self.views(&pool.workers, standing);
             fail_open(&mut views, &[]);
             room(&views, &settings.limits)
         }))
     }
 }
 
+impl FleetPool {
+    /// Its workers as they are now, sessions that hold rows aside. Those that are ejected count where there is no other.
+    pub fn views(&self) -> Vec<WorkerView> {
+        let mut views: Vec<WorkerView> = self.workers.iter().map(|worker| worker.view(0)).collect();
+        fail_open(&mut views, &[]);
+        views
+    }
+}
+
 impl FleetSettings {
-    /// A pool, and whether it is one that the configuration does not name any more.
-    fn find(&self, pool: u32) -> Option<(&FleetPool, bool)> {
-        let find = |pools: &'_ [FleetPool]| pools.iter().position(|one| one.index == pool);
-        let named = find(&self.pools).and_then(|at| self.pools.get(at)).map(|pool| (pool, false));
-        named.or_else(|| find(&self.gone).and_then(|at| self.gone.get(at)).map(|pool| (pool, true)))
+    /// A pool, and what became of it.
+    fn find(&self, pool: u32) -> Option<(&FleetPool, Standing)> {
+        let named = self.pools.iter().map(|pool| (pool, Standing::Named));
+        named.chain(self.gone.iter().map(|pool| (pool, Standing::Gone))).find(|(found, _)| found.index == pool)
     }
 }
 
 impl FleetView {
-    fn views(&self, workers: &[Arc<Worker>], pool_is_gone: bool) -> Vec<WorkerView> {
+    fn views(&self, workers: &[Arc<Worker>], pool: Standing) -> Vec<WorkerView> {
         let mut held = Vec::new();
         self.sessions.held(workers.iter().map(|w| w.index), &mut held);
         let view = |(worker, held): (&Arc<Worker>, &Held)| {
             let mut view = worker.view(held.idle_rows);
             // Turns that came before the pool went have nowhere else to go.
-            if pool_is_gone && worker.is_removed() && !worker.is_draining() {
+            if pool != Standing::Named && worker.is_removed() && !worker.is_draining() {
                 view.state = WorkerState::Ready;
             }
             view
@@ -230,15 +238,13 @@ impl Fleet {
     /// any more, those that the pool had last. `excluded` have failed the turn.
     pub fn candidates(&self, pool: &PoolRuntime, excluded: &[WorkerId]) -> Candidates {
         let settings = self.view.settings.load();
-        let found = settings.find(pool.index).map(|(pool, gone)| (pool.workers.clone(), gone));
-        let (workers, pool) = match found {
-            Some((workers, false)) => (workers, Standing::Named),
-            Some((workers, true)) => (workers, Standing::Gone),
+        let (workers, standing) = match settings.find(pool.index) {
+            Some((pool, standing)) => (pool.workers.clone(), standing),
             None => (pool.workers.clone(), Standing::Forgotten),
         };
-        let mut views = self.view.views(&workers, pool != Standing::Named);
+        let mut views = self.view.views(&workers, standing);
         fail_open(&mut views, excluded);
-        Candidates { workers, views, pool }
+        Candidates { workers, views, standing }
     }
 
     /// A turn came to a pool.

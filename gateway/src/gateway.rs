@@ -16,7 +16,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use turnstile_fleet::worker::{WorkerView, awaited, fail_open};
+use turnstile_fleet::worker::{WorkerView, awaited};
 
 /// What all listeners and tasks share.
 pub struct Gateway {
@@ -94,24 +94,18 @@ impl Gateway {
 
     /// Workers that take turns: the ready ones, and in a pool without any those that are ejected, which then serve all the same.
     pub fn ready_workers(&self) -> usize {
-        let ready = |pool: &FleetPool| pool_views(pool).iter().filter(|view| view.is_ready()).count();
+        let ready = |pool: &FleetPool| pool.views().iter().filter(|view| view.is_ready()).count();
         self.fleet.settings().pools.iter().map(ready).sum()
     }
 
     /// Whether turns are served: at once, or, once the gateway has had a worker, when one is up that a reload has brought.
     pub fn takes_turns(&self) -> bool {
         let takes = |pool: &FleetPool| {
-            let views = pool_views(pool);
+            let views = pool.views();
             views.iter().any(WorkerView::is_ready) || self.fleet.was_ready() && awaited(&views)
         };
         self.fleet.settings().pools.iter().any(takes)
     }
-}
-
-fn pool_views(pool: &FleetPool) -> Vec<WorkerView> {
-    let mut views: Vec<WorkerView> = pool.workers.iter().map(|worker| worker.view(0)).collect();
-    fail_open(&mut views, &[]);
-    views
 }
 
 /// Name space of the functions `turnstile.kv_*`, a name of its own so that any policy can reach it.

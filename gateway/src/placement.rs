@@ -150,7 +150,7 @@ pub fn choose(
 ) -> Result<Choice, NoPlace> {
     let turn = request.turn;
     // A turn that waited through a reload goes to the workers there are now.
-    let Candidates { workers, views, pool: standing } = fleet.candidates(pool, request.excluded);
+    let Candidates { workers, views, standing } = fleet.candidates(pool, request.excluded);
     let views: Arc<[WorkerView]> = views.into();
     let bytes_per_token = fleet.bytes_per_token(&pool.name);
     let mut matched = Vec::new();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use turnstile_config::{Config, Dialect, NamedUpstream};
-use turnstile_fleet::worker::{WorkerView, awaited, fail_open};
+use turnstile_fleet::worker::{WorkerView, awaited};
 
 /// How long an idle connection to an upstream is kept.
 pub(super) const IDLE: Duration = Duration::from_secs(30);
@@ -142,9 +142,8 @@ async fn worker(callouts: &Callouts, pool: &str) -> Result<Arc<Target>, String> 
     let ready = loop {
         let settings = fleet.settings();
         let found = settings.pools.iter().find(|found| &*found.name == pool);
-        let workers = &found.ok_or_else(|| format!("the pool {pool} is gone"))?.workers;
-        let mut views: Vec<WorkerView> = workers.iter().map(|worker| worker.view(0)).collect();
-        fail_open(&mut views, &[]);
+        let found = found.ok_or_else(|| format!("the pool {pool} is gone"))?;
+        let (workers, views) = (&found.workers, found.views());
         let reached = |(worker, view): (&Arc<Worker>, &WorkerView)| view.is_ready().then(|| worker.target()).flatten();
         let ready: Vec<Arc<Target>> = workers.iter().zip(&views).filter_map(reached).collect();
         // A reload takes workers away once their pool has others, and those are waited for as turns do.
